@@ -1,7 +1,7 @@
 """Compare any systems on questions from a file: members alone, the ensemble, the ensemble with
 options changed, and what people do instead (``surest``, ``synthesis``).
 
-    python studies/compare.py questions.jsonl --checker number --members A.gguf B.gguf \\
+    python studies/compare.py questions.jsonl --grader number --members A.gguf B.gguf \\
         --systems singles ensemble surest short:segment_tokens=4,exit=never
 
 ``--record FILE`` keeps every reply of the members, so that the next system asks them only for what
@@ -170,7 +170,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("task", metavar="FILE.jsonl", help="as for langchain-specfuse eval")
-    parser.add_argument("--checker", help="as for langchain-specfuse eval")
+    parser.add_argument("--grader", help="as for langchain-specfuse eval")
     parser.add_argument("--members", nargs="+", required=True)
     parser.add_argument("--verifiers", nargs="+", default=[])
     parser.add_argument("--lead", default="auto", help="a member, auto or none")
@@ -180,7 +180,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("specfuse-study"))
     parser.add_argument("--record", metavar="FILE", help="keep the members' replies in this file")
     options = parser.parse_args()
-    task = jsonl(options.task, options.checker).first(options.limit)
+    task = jsonl(options.task, options.grader).first(options.limit)
     members = ensemble_for(options.members, options.verifiers).members
     names, writers = list(members), len(members) - len(options.verifiers)
     lead = None if options.lead == "none" else options.lead

@@ -44,7 +44,7 @@ def asked(names: list[str], part: str, count: int, folder: Path) -> tuple[Questi
 
 def graded(question: Question, answer: str) -> Grade:
     """The grade of an answer to a question of any set."""
-    return CHECKERS[question.facts["kind"]](question, answer)
+    return GRADERS[question.facts["kind"]](question, answer)
 
 
 def _question(kind: str, name: Any, text: str, reference: Any, **facts: Any) -> Question:
@@ -149,7 +149,7 @@ def followed(question: Question, answer: str) -> Grade:
 
 @functools.cache
 def _ifeval() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The harness's checkers, with a plain sentence splitter, because theirs is downloaded."""
+    """The harness's graders, with a plain sentence splitter, because theirs is downloaded."""
     import nltk
 
     nltk.data.find = lambda *_, **__: None
@@ -318,7 +318,7 @@ SETS: Mapping[str, Callable[[Path], list[Question]]] = {
     "objects": objects,
     "facts": facts,
 }
-CHECKERS: Mapping[str, Callable[[Question, str], Grade]] = {
+GRADERS: Mapping[str, Callable[[Question, str], Grade]] = {
     "math": number,
     "code": runs,
     "instructions": followed,

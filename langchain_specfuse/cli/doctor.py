@@ -12,7 +12,7 @@ from typing import Any, TextIO
 from ..core.options import Settings
 from ..errors import UsageError, advised, amount
 from .choices import ensemble_of, new_parser, options_of, say
-from .eval import CHECKERS, add_allow_code, add_common
+from .eval import GRADERS, add_common, add_grader
 
 MARKS = {"good": "ok   ", "watch": "watch", "bad": "BAD  "}
 
@@ -28,8 +28,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="JSONL with input and reference, 20 lines or more (default: built-in short questions)",
     )
-    parser.add_argument("--checker", metavar="C", help=f"for --prompts: {CHECKERS}")
-    add_allow_code(parser)
+    add_grader(parser, f"for --prompts: {GRADERS}")
     parser.add_argument(
         "--out",
         metavar="DIR",
@@ -55,7 +54,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> bool:
     _check(arguments)
     task = own_task()
     if arguments.prompts:
-        task = jsonl(arguments.prompts, arguments.checker, allow_code=arguments.allow_code)
+        task = jsonl(arguments.prompts, arguments.grader, allow_code=arguments.allow_code)
     refuse_few(task)
     settings = Settings(**options_of(arguments, max_tokens=task.max_tokens, seed=0))
     members = ensemble_of(arguments).members
@@ -90,9 +89,9 @@ def _check(arguments: argparse.Namespace) -> None:
                 UsageError(f"the doctor takes no --{name}"),
                 "it measures members that write, from scratch",
             )
-    if arguments.checker and not arguments.prompts:
+    if arguments.grader and not arguments.prompts:
         raise advised(
-            UsageError("--checker is for --prompts"), "the built-in prompts have their own checkers"
+            UsageError("--grader is for --prompts"), "the built-in prompts have their own graders"
         )
     if arguments.profile and not Path(arguments.profile).absolute().parent.is_dir():
         error = UsageError(

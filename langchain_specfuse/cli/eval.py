@@ -26,7 +26,7 @@ from .choices import (
 if TYPE_CHECKING:
     from ..evaluation import System
 
-CHECKERS = "exact, number, contains, regex, choice, or FILE.py:FUNCTION"
+GRADERS = "exact, number, contains, regex, choice, or FILE.py:FUNCTION"
 SYSTEMS = ("singles", "ensemble", "synthesis")
 
 
@@ -36,15 +36,14 @@ def parser() -> argparse.ArgumentParser:
         "Does the ensemble help on these questions? Asks every member alone and the ensemble, and "
         "compares them: wins, losses, exact p, cost. You can stop it at any time; "
         "the next run continues where it stopped.",
-        f"for example: {PROGRAM} eval questions.jsonl --checker contains --members A B C. {CODES}",
+        f"for example: {PROGRAM} eval questions.jsonl --grader contains --members A B C. {CODES}",
     )
     parser.add_argument(
         "task",
         metavar="FILE.jsonl",
         help="the questions, one JSON object per line: input, reference",
     )
-    parser.add_argument("--checker", metavar="C", help=f"{CHECKERS}; for lines without one")
-    add_allow_code(parser)
+    add_grader(parser, f"{GRADERS}; for lines without one")
     parser.add_argument("--limit", type=whole, metavar="N", help="only the first N questions")
     parser.add_argument(
         "--systems",
@@ -65,13 +64,24 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--out", metavar="DIR", help="folder of results and reports (default: specfuse-eval/FILE)"
     )
-    parser.add_argument("--record", action=_Removed, nargs="*", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--record",
+        action=_Removed,
+        nargs="*",
+        help=argparse.SUPPRESS,
+        advice="leave it out: a stopped run continues by itself; studies/compare.py in the "
+        "repository keeps every reply of the members",
+    )
     add_common(parser)
     return parser
 
 
 class _Removed(argparse.Action):
-    """Refuses ``--record``, a flag of earlier versions."""
+    """Refuses a flag of earlier versions."""
+
+    def __init__(self, *args: Any, advice: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.advice = advice
 
     def __call__(
         self,
@@ -80,20 +90,25 @@ class _Removed(argparse.Action):
         values: Any,
         option_string: str | None = None,
     ) -> NoReturn:
-        error = UsageError(f"{parser.prog} has no --record any more")
-        advice = (
-            "leave it out: a stopped run continues by itself; studies/compare.py in the repository "
-            "keeps every reply of the members"
-        )
-        raise advised(error, advice)
+        error = UsageError(f"{parser.prog} has no {option_string} any more")
+        raise advised(error, self.advice)
 
 
-def add_allow_code(parser: argparse.ArgumentParser) -> None:
-    """The flag that lets a file of questions name code."""
+def add_grader(parser: argparse.ArgumentParser, meaning: str) -> None:
+    """The grader of the questions, and the flag that lets their file name code."""
+    parser.add_argument("--grader", metavar="G", help=meaning)
     parser.add_argument(
         "--allow-code",
         action="store_true",
-        help="run a FILE.py:FUNCTION that a line of the questions names as its checker",
+        help="run a FILE.py:FUNCTION that a line of the questions names as its grader",
+    )
+    parser.add_argument(
+        "--checker",
+        action=_Removed,
+        nargs="*",
+        help=argparse.SUPPRESS,
+        advice="it is called --grader: it grades finished answers; --check is for the checks that "
+        "text must pass before it is streamed",
     )
 
 
@@ -117,7 +132,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> bool:
             "leave it out for all questions",
         )
     _check_systems(arguments.systems)
-    task = jsonl(arguments.task, arguments.checker, allow_code=arguments.allow_code).first(
+    task = jsonl(arguments.task, arguments.grader, allow_code=arguments.allow_code).first(
         arguments.limit
     )
     settings = Settings(**options_of(arguments, max_tokens=task.max_tokens, seed=0))

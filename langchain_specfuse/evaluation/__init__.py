@@ -1,6 +1,6 @@
 """Measure on your own questions whether an ensemble is better than each of its members.
 
-A :class:`Task` holds questions and a checker. A :class:`Plan` says which :class:`System` (a member
+A :class:`Task` holds questions and a grader. A :class:`Plan` says which :class:`System` (a member
 alone, or several together) answers it. :func:`run` asks the questions, grades the answers and
 stores each :class:`Graded` answer in :class:`Results`, so that an interrupted run continues.
 :func:`summary` compares the systems, and :func:`table` prints that.

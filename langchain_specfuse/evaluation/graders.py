@@ -1,7 +1,7 @@
-"""Checkers: functions that grade an answer. Built-in checkers have names; others are functions in
+"""Graders: functions that grade an answer. Built-in graders have names; others are functions in
 the user's own files.
 
-A checker takes a :class:`Question` and the answer's text and returns a :class:`Grade`.
+A grader takes a :class:`Question` and the answer's text and returns a :class:`Grade`.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Question:
     id: str
     turns: tuple[Turn, ...]
     reference: Any = None
-    """What the checker compares the answer with: plain JSON."""
-    checker: str = ""
-    """The checker that the question itself names. If it is empty, the task's checker is used."""
+    """What the grader compares the answer with: plain JSON."""
+    grader: str = ""
+    """The grader that the question itself names. If it is empty, the task's grader is used."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """Other facts for the checker, such as ``choices``: plain JSON."""
+    """Other facts for the grader, such as ``choices``: plain JSON."""
 
     @property
     def text(self) -> str:
@@ -51,7 +51,7 @@ class Grade:
     """Why the answer is wrong."""
 
 
-Checker: TypeAlias = Callable[[Question, str], Grade]
+Grader: TypeAlias = Callable[[Question, str], Grade]
 
 
 def _references(question: Question) -> list[str]:
@@ -97,7 +97,7 @@ def regex(question: Question, answer: str) -> Grade:
         broken = UsageError(
             f"the reference of {question.id!r} is not a regular expression: {error}"
         )
-        raise advised(broken, "checker 'contains' takes plain text") from error
+        raise advised(broken, "grader 'contains' takes plain text") from error
     return _grade(right, "no match")
 
 
@@ -113,7 +113,7 @@ def number(question: Question, answer: str) -> Grade:
         error = UsageError(
             f"the reference of {question.id!r} contains no number: {question.reference!r:.60}"
         )
-        raise advised(error, "checker 'number' needs one; 'contains' takes any text")
+        raise advised(error, "grader 'number' needs one; 'contains' takes any text")
     value = final_number(answer)
     if value is None:
         return Grade(0.0, "no number")
@@ -170,7 +170,7 @@ def _letter(question: Question, reference: str, choices: Sequence[str]) -> str:
     raise advised(error, "no answer could choose it, so every answer would be wrong")
 
 
-CHECKERS: Mapping[str, Checker] = MappingProxyType(
+GRADERS: Mapping[str, Grader] = MappingProxyType(
     {"exact": exact, "number": number, "contains": contains, "regex": regex, "choice": choice}
 )
 
@@ -180,31 +180,31 @@ CHECKERS: Mapping[str, Checker] = MappingProxyType(
 ARGUMENTS = ("answer", "reference", "question", "inputs", "outputs", "reference_outputs")
 
 
-def checker_named(name: str) -> tuple[Checker, str]:
-    """The checker with this name, or the function of ``FILE.py:FUNCTION``, and a text that changes
-    when the checker changes."""
-    if name in CHECKERS:
-        return CHECKERS[name], f"{name} 1"
+def grader_named(name: str) -> tuple[Grader, str]:
+    """The grader with this name, or the function of ``FILE.py:FUNCTION``, and a text that changes
+    when the grader changes."""
+    if name in GRADERS:
+        return GRADERS[name], f"{name} 1"
     if ":" in name:
         return from_file(name)
     raise advised(
-        UsageError(f"there is no checker {name!r}"),
-        f"there are {', '.join(CHECKERS)}, or FILE.py:FUNCTION",
+        UsageError(f"there is no grader {name!r}"),
+        f"there are {', '.join(GRADERS)}, or FILE.py:FUNCTION",
     )
 
 
-def from_file(name: str) -> tuple[Checker, str]:
-    """The function of ``path/to/file.py:function`` as a checker, and a text that changes with the
+def from_file(name: str) -> tuple[Grader, str]:
+    """The function of ``path/to/file.py:function`` as a grader, and a text that changes with the
     file."""
     path, _, attribute = name.rpartition(":")
     if not path.endswith(".py") or not attribute.isidentifier():
-        error = UsageError(f"a checker is a name or FILE.py:FUNCTION, got {name!r}")
-        raise advised(error, "for example check.py:grade")
+        error = UsageError(f"a grader is a name or FILE.py:FUNCTION, got {name!r}")
+        raise advised(error, "for example grading.py:grade")
     try:
         source, module = Path(path).read_text(errors="replace"), _module(path)
     except Exception as error:
         unusable = UsageError(
-            f"the checker's file {path} cannot be used: {type(error).__name__}: {error}"
+            f"the grader's file {path} cannot be used: {type(error).__name__}: {error}"
         )
         raise advised(unusable, f"python {path} must run without an error") from error
     function = getattr(module, attribute, None)
@@ -218,7 +218,7 @@ def from_file(name: str) -> tuple[Checker, str]:
 
 def _module(path: str) -> Any:
     """The file as a module. It can import its neighbours, as when it is run by itself."""
-    name = f"specfuse_checker_{Path(path).stem}"
+    name = f"specfuse_grader_{Path(path).stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -232,19 +232,19 @@ def _module(path: str) -> Any:
     return module
 
 
-def from_function(function: Callable[..., Any]) -> Checker:
-    """A user's function as a checker.
+def from_function(function: Callable[..., Any]) -> Grader:
+    """A user's function as a grader.
 
     The names of its parameters say what it gets: any of ``answer``, ``reference`` and ``question``,
     or of ``inputs``, ``outputs`` and ``reference_outputs``, as LangSmith's evaluators have them.
 
-    >>> check = from_function(lambda outputs, reference_outputs: outputs == reference_outputs)
-    >>> check(Question("1", (Turn("user", "2 + 2?"),), "4"), "4").score
+    >>> grade = from_function(lambda outputs, reference_outputs: outputs == reference_outputs)
+    >>> grade(Question("1", (Turn("user", "2 + 2?"),), "4"), "4").score
     1.0
     """
     names = _argument_names(function)
 
-    def check(question: Question, answer: str) -> Grade:
+    def grade(question: Question, answer: str) -> Grade:
         reference = question.reference
         if isinstance(reference, Mapping):
             reference_outputs = dict(reference)
@@ -263,7 +263,7 @@ def from_function(function: Callable[..., Any]) -> Checker:
             result = asyncio.run(result)
         return as_grade(result)
 
-    return check
+    return grade
 
 
 def _argument_names(function: Callable[..., Any]) -> list[str]:
@@ -283,7 +283,7 @@ def _argument_names(function: Callable[..., Any]) -> list[str]:
         return names
     signature = ", ".join(map(str, parameters))
     error = UsageError(
-        f"a checker's parameters must be among {', '.join(ARGUMENTS)}, got ({signature})"
+        f"a grader's parameters must be among {', '.join(ARGUMENTS)}, got ({signature})"
     )
     raise advised(error, "name them so; they are passed by name, so none may be positional-only")
 
@@ -300,7 +300,7 @@ def as_grade(result: Any) -> Grade:
     if isinstance(result, bool | int | float):
         return Grade(float(result))
     error = UsageError(
-        f"a checker must return True, False or a number from 0 to 1, got {result!r:.80}"
+        f"a grader must return True, False or a number from 0 to 1, got {result!r:.80}"
     )
     raise advised(
         error, 'return 1.0 for right and 0.0 for wrong, or {"score": 1.0, "comment": "why"}'

@@ -1,7 +1,7 @@
 """Graded answers on disk, so that an interrupted evaluation continues.
 
 Each graded answer is a line of JSON that is written as soon as the answer is graded. Its ``key``
-identifies the system, its settings and members, the question, the checker and the seed. If the
+identifies the system, its settings and members, the question, the grader and the seed. If the
 process is killed in the middle of a line, the next run removes that line.
 """
 
@@ -32,7 +32,7 @@ class Graded:
     answer: str
     score: Annotated[float, Field(ge=0, le=1)]
     note: str = ""
-    """Why the checker did not accept the answer."""
+    """Why the grader did not accept the answer."""
     error: str = ""
     """Why there is no answer. A missing answer counts as wrong."""
     finish: str = ""

@@ -218,7 +218,7 @@ async def _graded(plan: Plan, system: System, ensemble: Ensemble, ask: Ask) -> G
     if failure:
         grade = Grade(0.0, "failed")
     else:
-        # in a thread, because a checker may be slow
+        # in a thread, because a grader may be slow
         grade = await asyncio.to_thread(plan.task.grade, ask.question, answer)
     return Graded(
         ask.key,

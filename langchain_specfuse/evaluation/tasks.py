@@ -1,4 +1,4 @@
-"""Tasks: questions with a checker, read from the user's own JSONL files."""
+"""Tasks: questions with a grader, read from the user's own JSONL files."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from typing import Any
 
 from ..core.values import Turn
 from ..errors import UsageError, advised
-from .graders import CHECKERS, Checker, Grade, Question, checker_named
+from .graders import GRADERS, Grade, Grader, Question, grader_named
 
 ROLES = ("system", "user", "assistant")
 EXAMPLE = 'one object per line: {"input": "2 + 2?", "reference": "4"}'
 RESULTS_OF = {"number": "number", "choice": "choice", "exact": "text"}
-"""checker -> the result by which whole answers can be compared (``core.results``)."""
-_COLUMNS = ("input", "reference", "id", "checker")
-"""Keys of a line; the others are facts for the checker."""
+"""grader -> the result by which whole answers can be compared (``core.results``)."""
+_COLUMNS = ("input", "reference", "id", "grader")
+"""Keys of a line; the others are facts for the grader."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Questions and a checker."""
+    """Questions and a grader."""
 
     name: str
     questions: tuple[Question, ...]
-    checker: Checker
+    grader: Grader
     mark: str
-    """Identifies the checker. Answers that another checker graded are graded again."""
+    """Identifies the grader. Answers that another grader graded are graded again."""
     max_tokens: int = 256
     measure: str = "share of right answers"
     result: str | None = None
-    """The result by which whole answers can be compared (``core.results``), if the checker implies
+    """The result by which whole answers can be compared (``core.results``), if the grader implies
     one."""
 
     def first(self, count: int | None) -> Task:
@@ -41,23 +41,22 @@ class Task:
         return self if count is None else replace(self, questions=self.questions[:count])
 
     def grade(self, question: Question, answer: str) -> Grade:
-        """The checker's grade. An empty answer is wrong, whatever the checker returns."""
+        """The grader's grade. An empty answer is wrong, whatever the grader returns."""
         if not answer.strip():
             return Grade(0.0, note="empty answer")
         try:
-            grade = self.checker(question, answer)
+            grade = self.grader(question, answer)
         except UsageError:
             raise
         except Exception as error:  # the user's function, on an answer that it did not expect
             failure = UsageError(
-                f"the checker raised on the answer {answer!r:.80} to question {question.id!r}: "
+                f"the grader raised on the answer {answer!r:.80} to question {question.id!r}: "
                 f"{type(error).__name__}: {error}"
             )
             raise advised(failure, "fix it, and run this again: graded answers are kept") from error
         if not 0.0 <= grade.score <= 1.0:
             out_of_range = UsageError(
-                f"a checker must return a score from 0 to 1, got {grade.score!r} for "
-                f"{question.id!r}"
+                f"a grader must return a score from 0 to 1, got {grade.score!r} for {question.id!r}"
             )
             raise advised(out_of_range, "divide by the highest score that it can return")
         return grade
@@ -65,7 +64,7 @@ class Task:
     def fingerprint(self, question: Question) -> str:
         """A hash of everything besides the answer that can change this question's grade."""
         turns = [[turn.role, turn.text] for turn in question.turns]
-        parts = [turns, question.reference, question.checker, dict(question.facts)]
+        parts = [turns, question.reference, question.grader, dict(question.facts)]
         return digest([self.name, self.mark, question.id, parts])
 
 
@@ -75,58 +74,58 @@ def digest(data: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def jsonl(path: str | Path, checker: str | None = None, *, allow_code: bool = False) -> Task:
+def jsonl(path: str | Path, grader: str | None = None, *, allow_code: bool = False) -> Task:
     """The questions of a JSONL file.
 
-    ``checker``, a name or ``FILE.py:FUNCTION``, is for lines that do not name one. A line may name
+    ``grader``, a name or ``FILE.py:FUNCTION``, is for lines that do not name one. A line may name
     ``FILE.py:FUNCTION`` only with ``allow_code``, because that file is run.
     """
     questions = questions_of(path)
-    if checker is None and any(not question.checker for question in questions):
-        error = UsageError(f"{path}: not every line names a checker")
-        raise advised(error, f"--checker NAME, one of {', '.join(CHECKERS)}, or FILE.py:FUNCTION")
-    default = {checker} if checker else set()
-    in_file = {question.checker for question in questions} - {""}
+    if grader is None and any(not question.grader for question in questions):
+        error = UsageError(f"{path}: not every line names a grader")
+        raise advised(error, f"--grader NAME, one of {', '.join(GRADERS)}, or FILE.py:FUNCTION")
+    default = {grader} if grader else set()
+    in_file = {question.grader for question in questions} - {""}
     if not allow_code:
         _refuse_code(path, in_file - default)
     names = in_file | default
-    by_name = {name: checker_named(name) for name in sorted(names)}
+    by_name = {name: grader_named(name) for name in sorted(names)}
 
     def grade(question: Question, answer: str) -> Grade:
-        check, _ = by_name[question.checker or str(checker)]
-        return check(question, answer)
+        graded, _ = by_name[question.grader or str(grader)]
+        return graded(question, answer)
 
     for question in questions:  # refuse an unusable reference now, not after an hour
-        if (question.checker or checker) in CHECKERS:
+        if (question.grader or grader) in GRADERS:
             grade(question, "?")
-    custom = names - CHECKERS.keys()
+    custom = names - GRADERS.keys()
     return Task(
         Path(path).stem,
         questions,
         grade,
-        mark=f"{checker} " + " ".join(mark for _, mark in by_name.values()),
+        mark=f"{grader} " + " ".join(mark for _, mark in by_name.values()),
         measure="mean score" if custom else "share of right answers",
         result=RESULTS_OF.get(*names) if len(names) == 1 else None,
     )
 
 
-def _refuse_code(path: str | Path, checkers: set[str]) -> None:
-    """Refuse checkers that are code, because a file of questions may come from someone else."""
-    files = sorted(name for name in checkers if ":" in name and name not in CHECKERS)
+def _refuse_code(path: str | Path, graders: set[str]) -> None:
+    """Refuse graders that are code, because a file of questions may come from someone else."""
+    files = sorted(name for name in graders if ":" in name and name not in GRADERS)
     if not files:
         return
     error = UsageError(
-        f"{path} names code to run as a checker, which is not allowed: {', '.join(files)}"
+        f"{path} names code to run as a grader, which is not allowed: {', '.join(files)}"
     )
     raise advised(
         error,
         "read that code, then allow it with --allow-code (in Python: allow_code=True); or leave "
-        "the checker out of the lines and name it yourself with --checker",
+        "the grader out of the lines and name it yourself with --grader",
     )
 
 
 def questions_of(path: str | Path) -> tuple[Question, ...]:
-    """The questions of a JSONL file: ``input``, ``reference``, optional ``id``, ``checker``,
+    """The questions of a JSONL file: ``input``, ``reference``, optional ``id``, ``grader``,
     ``choices`` and others."""
     questions = []
     line_of: dict[str, int] = {}
@@ -134,6 +133,9 @@ def questions_of(path: str | Path) -> tuple[Question, ...]:
         where = f"{path}:{number}"
         if "input" not in line:
             raise advised(UsageError(f"{where} has no 'input', only {sorted(line)}"), EXAMPLE)
+        if "checker" in line:
+            error = UsageError(f"{where} has 'checker', which is called 'grader' now")
+            raise advised(error, "rename it: checks are what SpecFuseChatModel(checks=...) takes")
         name = str(number if line.get("id") is None else line["id"])
         if name in line_of:
             error = UsageError(
@@ -147,7 +149,7 @@ def questions_of(path: str | Path) -> tuple[Question, ...]:
                 name,
                 _turns(line["input"], where),
                 line.get("reference"),
-                checker=str(line.get("checker") or ""),
+                grader=str(line.get("grader") or ""),
                 facts={key: value for key, value in line.items() if key not in _COLUMNS},
             )
         )

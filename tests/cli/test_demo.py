@@ -196,7 +196,7 @@ CALLS = [["Why?"], ["eval", "q.jsonl"], ["doctor"], ["serve"]]
 @pytest.mark.parametrize("argv", CALLS, ids=lambda argv: argv[0])
 def test_nothing_is_fetched_without_consent(command, fetched, cache, monkeypatch, argv):
     monkeypatch.chdir(cache.parent)
-    Path("q.jsonl").write_text('{"input": "2 + 2?", "reference": "4", "checker": "number"}')
+    Path("q.jsonl").write_text('{"input": "2 + 2?", "reference": "4", "grader": "number"}')
     code, err = command(*argv)
     assert code == MISUSED and not fetched
     assert all(part in err for part in ("0.00 GB for M", str(cache), "--yes", "--members"))

@@ -12,7 +12,7 @@ from tests.demo_members import replace_demo
 
 from .parts import Known, Missing, knows, sums
 
-SUMS = ("eval", "sums.jsonl", "--checker", "number")
+SUMS = ("eval", "sums.jsonl", "--grader", "number")
 
 
 @pytest.fixture
@@ -81,9 +81,15 @@ def test_what_earlier_versions_did_is_refused_with_the_way_to_do_it(call, flag):
     assert flag[0] in err and "-> " in err and "studies/compare.py" in err
 
 
+@pytest.mark.parametrize("command", [["eval", "sums.jsonl"], ["doctor"]])
+def test_the_flag_of_earlier_versions_names_the_one_that_took_its_place(call, command):
+    code, out, err = call(*command, "--checker", "number")
+    assert (code, out) == (MISUSED, "") and "--grader" in err and "--check " in err
+
+
 def test_the_doctor_writes_a_profile_that_a_chat_model_takes(call, tmp_path):
     code, out, _ = call(
-        "doctor", "--prompts", "sums.jsonl", "--checker", "number", "--profile", "p.json", "-q"
+        "doctor", "--prompts", "sums.jsonl", "--grader", "number", "--profile", "p.json", "-q"
     )
     assert code == FINE and "ann leads: alone it is right on 100% of 24 prompts (bob 50%)." in out
     calibration = Calibration.load(tmp_path / "p.json")
@@ -97,15 +103,15 @@ def test_the_doctor_writes_a_profile_that_a_chat_model_takes(call, tmp_path):
 WRONG = {
     "no task": ["eval"],
     "no such file": ["eval", "gsm8k"],
-    "no checker": ["eval", "sums.jsonl"],
-    "unknown checker": ["eval", "sums.jsonl", "--checker", "magic"],
+    "no grader": ["eval", "sums.jsonl"],
+    "unknown grader": ["eval", "sums.jsonl", "--grader", "magic"],
     "no questions": [*SUMS, "--limit", "0"],
     "seeds without sampling": [*SUMS, "--seeds", "1", "2"],
     "out is a file": [*SUMS, "--out", "sums.jsonl"],
-    "too few prompts": ["doctor", "--prompts", "few.jsonl", "--checker", "exact"],
+    "too few prompts": ["doctor", "--prompts", "few.jsonl", "--grader", "exact"],
     "profile in no folder": ["doctor", "--profile", "none/p.json"],
-    "checker without prompts": ["doctor", "--checker", "exact"],
-    "prompts without references": ["doctor", "--prompts", "bare.jsonl", "--checker", "exact"],
+    "grader without prompts": ["doctor", "--grader", "exact"],
+    "prompts without references": ["doctor", "--prompts", "bare.jsonl", "--grader", "exact"],
     "verifiers": ["doctor", "--verifiers", "x"],
     "lead": ["doctor", "--lead", "ann"],
 }
@@ -122,7 +128,7 @@ def test_a_mistake_in_the_call_exits_with_2_and_says_what(call, argv, tmp_path):
 
 def test_doctor_prints_findings_numbers_and_advice(call, tmp_path):
     code, out, err = call(
-        "doctor", "--prompts", "sums.jsonl", "--checker", "number", "--out", "here"
+        "doctor", "--prompts", "sums.jsonl", "--grader", "number", "--out", "here"
     )
     assert code == FINE, err
     assert "ok    scores: its scores differ" in out and "Advice\n  - " in out and "passes" in out
@@ -145,9 +151,9 @@ def test_a_file_of_questions_runs_no_code_unless_that_is_allowed(call, tmp_path,
     code = "open('ran', 'w').close()\ndef grade(answer): return 1"
     (tmp_path / "evil.py").write_text(code)
     lines = [{"input": f"What is {n} + {n}?", "reference": 2 * n} for n in range(1, 25)]
-    lines[3]["checker"] = "evil.py:grade"
+    lines[3]["grader"] = "evil.py:grade"
     (tmp_path / "from others.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    asked = [*command, "from others.jsonl", "--checker", "number", "-q"]
+    asked = [*command, "from others.jsonl", "--grader", "number", "-q"]
     status, out, err = call(*asked)
     assert (status, out) == (MISUSED, "") and not (tmp_path / "ran").exists()
     assert "evil.py:grade" in err and "--allow-code" in err
@@ -158,6 +164,6 @@ def test_a_file_of_questions_runs_no_code_unless_that_is_allowed(call, tmp_path,
 def test_code_that_the_user_names_needs_no_further_flag(call, tmp_path):
     (tmp_path / "own.py").write_text("def grade(answer): return 1")
     lines = [{"input": f"What is {n}?", "reference": 1} for n in range(3)]
-    lines[0]["checker"] = "own.py:grade"
+    lines[0]["grader"] = "own.py:grade"
     (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    assert call("eval", "own.jsonl", "--checker", "own.py:grade", "-q")[0] == FINE
+    assert call("eval", "own.jsonl", "--grader", "own.py:grade", "-q")[0] == FINE

@@ -118,7 +118,7 @@ def test_one_member_that_knows_everything_leads_and_nothing_is_opened(tmp_path):
     assert "no way to use the others was shown to help" in diagnosed.advice[-1]
 
 
-def test_whole_answers_are_tried_where_the_checker_says_what_an_answer_comes_to(tmp_path):
+def test_whole_answers_are_tried_where_the_grader_says_what_an_answer_comes_to(tmp_path):
     """Any two of three are right, whoever is the surest."""
     members = [
         knows(name, lambda n, at=at: (n // 2) % 3 != at, 0.1)

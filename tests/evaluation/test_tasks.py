@@ -1,4 +1,4 @@
-"""Questions from files, and what each checker accepts."""
+"""Questions from files, and what each grader accepts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from langchain_specfuse.core.values import Turn
 from langchain_specfuse.errors import UsageError
 from langchain_specfuse.evaluation import Grade, Question, jsonl
 from langchain_specfuse.evaluation.graders import (
-    CHECKERS,
+    GRADERS,
     chosen_letter,
     final_number,
     from_file,
@@ -26,7 +26,7 @@ def question(reference: Any, **facts: Any) -> Question:
     return Question("1", (Turn("user", "What?"),), reference, facts=facts)
 
 
-# --- built-in checkers ----------------------------------------------------------------------------
+# --- built-in graders ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -65,10 +65,10 @@ def test_the_final_number_of_an_answer(text, number):
     ],
 )
 def test_right_and_wrong_by_name(name, reference, right, wrong):
-    check = CHECKERS[name]
-    assert [check(question(reference), answer).score for answer in right] == [1.0] * len(right)
-    assert [check(question(reference), answer).score for answer in wrong] == [0.0] * len(wrong)
-    assert all(check(question(reference), answer).note for answer in wrong)
+    grade = GRADERS[name]
+    assert [grade(question(reference), answer).score for answer in right] == [1.0] * len(right)
+    assert [grade(question(reference), answer).score for answer in wrong] == [0.0] * len(wrong)
+    assert all(grade(question(reference), answer).note for answer in wrong)
 
 
 @pytest.mark.parametrize(
@@ -88,8 +88,8 @@ def test_the_choice_that_an_answer_makes(answer, letter):
     choices = ["red", "green", "blue", "grey"]
     assert chosen_letter(answer, choices) == letter
     for reference in (letter, choices["ABCD".index(letter)].upper()) if letter else ():
-        assert CHECKERS["choice"](question(reference, choices=choices), answer).score == 1
-    assert CHECKERS["choice"](question("A", choices=choices), answer).score == (letter == "A")
+        assert GRADERS["choice"](question(reference, choices=choices), answer).score == 1
+    assert GRADERS["choice"](question("A", choices=choices), answer).score == (letter == "A")
 
 
 # --- the user's own functions ---------------------------------------------------------------------
@@ -115,7 +115,7 @@ def optional(answer, reference, strict=True): return strict and answer == refere
 def strange(a, b): return 1
 def nameless(answer, reference, /): return 1
 def text(answer, reference): return "good"
-class Grader: pass
+class Kind: pass
 """
 
 
@@ -123,16 +123,15 @@ class Grader: pass
 def file(tmp_path):
     (tmp_path / "beside_it.py").write_text("WORD = 'yes'")
     (tmp_path / "later_on.py").write_text("def same(one, other): return one == other")
-    (tmp_path / "check.py").write_text(SOURCE)
-    return str(tmp_path / "check.py")
+    (tmp_path / "grading.py").write_text(SOURCE)
+    return str(tmp_path / "grading.py")
 
 
 @pytest.mark.parametrize("name", ["plain", "langsmith", "later", "whole", "optional"])
 def test_a_function_gets_what_its_parameters_are_named_for(file, name):
-    check, mark = from_file(f"{file}:{name}")
-    assert check(question("yes"), "yes") == Grade(1.0) and check(question("yes"), "no") == Grade(
-        0.0
-    )
+    grade, mark = from_file(f"{file}:{name}")
+    assert grade(question("yes"), "yes") == Grade(1.0)
+    assert grade(question("yes"), "no") == Grade(0.0)
     assert SOURCE in mark
 
 
@@ -150,7 +149,7 @@ def test_a_function_may_return_a_number_or_a_dict_with_a_score(file):
         ("text", "must return True, False or a number"),
         ("strange", r"parameters must be among .*, got \(a, b\)"),
         ("nameless", "parameters must be among"),
-        ("Grader", "has no function 'Grader'"),
+        ("Kind", "has no function 'Kind'"),
         ("nobody", "has no function"),
     ],
 )
@@ -174,7 +173,7 @@ def task_file(tmp_path):
     return written
 
 
-def test_a_line_is_a_question_with_its_own_checker_or_the_task_s(task_file):
+def test_a_line_is_a_question_with_its_own_grader_or_the_task_s(task_file):
     path = task_file(
         {"input": "2 + 2?", "reference": 4},
         "",
@@ -184,7 +183,7 @@ def test_a_line_is_a_question_with_its_own_checker_or_the_task_s(task_file):
                 {"role": "user", "content": "Capital of France?"},
             ],
             "reference": ["Paris", "paris"],
-            "checker": "contains",
+            "grader": "contains",
             "id": "fr",
         },
     )
@@ -210,21 +209,22 @@ def test_a_line_is_a_question_with_its_own_checker_or_the_task_s(task_file):
         ([], "contains no questions"),
         ([{"input": "a", "reference": "none"}], "contains no number"),
         ([{"input": "a"}], "no reference, or an empty one"),
-        ([{"input": "a", "reference": "", "checker": "contains"}], "no reference, or an empty one"),
+        ([{"input": "a", "reference": "", "grader": "contains"}], "no reference, or an empty one"),
         (
-            [{"input": "a", "reference": "Paris", "checker": "choice"}],
+            [{"input": "a", "reference": "Paris", "grader": "choice"}],
             "must be a letter from A to J, got 'Paris'",
         ),
         (
-            [{"input": "a", "reference": "C", "checker": "choice", "choices": ["x", "y"]}],
+            [{"input": "a", "reference": "C", "grader": "choice", "choices": ["x", "y"]}],
             "from A to B, or one of",
         ),
         (
-            [{"input": "a", "reference": "A", "checker": "choice", "choices": "AB"}],
+            [{"input": "a", "reference": "A", "grader": "choice", "choices": "AB"}],
             "must be a list of 2 to 26",
         ),
-        ([{"input": "a", "reference": "1", "checker": "magic"}], "no checker 'magic'"),
-        ([{"input": "a", "reference": "(", "checker": "regex"}], "not a regular expression"),
+        ([{"input": "a", "reference": "1", "checker": "exact"}], "is called 'grader' now"),
+        ([{"input": "a", "reference": "1", "grader": "magic"}], "no grader 'magic'"),
+        ([{"input": "a", "reference": "(", "grader": "regex"}], "not a regular expression"),
     ],
 )
 def test_a_line_that_cannot_be_used_is_refused_before_anything_is_asked(task_file, lines, message):
@@ -233,13 +233,13 @@ def test_a_line_that_cannot_be_used_is_refused_before_anything_is_asked(task_fil
     assert raised.value.__notes__
 
 
-def test_a_checker_that_raises_ends_the_run_with_the_answer_that_it_raised_on(task_file):
+def test_a_grader_that_raises_ends_the_run_with_the_answer_that_it_raised_on(task_file):
     task = replace(
         jsonl(task_file({"input": "a", "reference": 1}), "exact"),
-        checker=lambda question, answer: 1 / 0,
+        grader=lambda question, answer: 1 / 0,
     )
     with pytest.raises(
-        UsageError, match="checker raised on the answer 'x' to question '1': ZeroDivisionError"
+        UsageError, match="grader raised on the answer 'x' to question '1': ZeroDivisionError"
     ):
         task.grade(task.questions[0], "x")
 

@@ -166,7 +166,7 @@ def test_the_script_prints_what_was_compared(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(
         "sys.argv",
         [
-            *("compare.py", "sums.jsonl", "--checker", "number", "--members", "ann", "bob"),
+            *("compare.py", "sums.jsonl", "--grader", "number", "--members", "ann", "bob"),
             *("--systems", "singles", "ensemble", "lead-alone", "--lead", "ann"),
             *("--record", "bank.sqlite"),
         ],
