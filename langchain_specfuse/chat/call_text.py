@@ -21,6 +21,7 @@ log = logging.getLogger("langchain_specfuse")
 CUT_OFF = "cut off by max_tokens"
 STALLED = "unfinished: no member could continue it as its schema allows"
 REFUSED = "unfinished: the members refused to continue"
+UNCHECKED = "unfinished: it did not pass a check"
 """Why a call is incomplete."""
 UNREADABLE = "a number in it is too large for a float"
 """JSON allows ``1e999``, which LangChain would read as infinity."""

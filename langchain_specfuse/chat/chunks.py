@@ -13,9 +13,10 @@ from langchain_core.messages.tool import tool_call_chunk
 from langchain_core.outputs import ChatGenerationChunk
 
 from ..constraints import CallPiece
+from ..core.agreed import AgreedTokens, length_of
 from ..core.round import Round
-from ..core.values import Draft, Effort
-from .call_text import CUT_OFF, REFUSED, STALLED, Splitter
+from ..core.values import Effort
+from .call_text import CUT_OFF, REFUSED, STALLED, UNCHECKED, Splitter
 from .logprobs import AnswerLogprobs
 from .messages import PROVIDER
 from .report import Summary
@@ -31,10 +32,10 @@ class AnswerChunks:
     For members on this machine or on the user's servers, ``input_tokens`` is the prompt in the
     tokens of the first of them, and ``cache_read`` the part of it that a cache already held.
     ``output_tokens`` counts each agreed segment that they wrote in its author's own tokens. The end
-    of the turn and forced text are not counted, so it never exceeds ``max_tokens``. For hosted
-    members, everything that they were sent and wrote in all rounds and ballots is added.
-    ``drafted`` counts the tokens of all drafts, ``discarded`` those that were not agreed,
-    ``verified`` the tokens read to score drafts.
+    of the turn, forced text and text that was withdrawn are not counted, so it never exceeds
+    ``max_tokens``. For hosted members, everything that they were sent and wrote in all rounds and
+    ballots is added. ``drafted`` counts the tokens of all drafts, ``discarded`` those that were not
+    agreed or were withdrawn, ``verified`` the tokens read to score drafts.
     """
 
     def __init__(
@@ -67,9 +68,7 @@ class AnswerChunks:
         """How many characters of prose the chunks have shown."""
         self._forced = 0
         self._drafted = 0
-        self._agreed = 0
-        self._output = 0
-        """The agreed tokens of members that are not hosted."""
+        self._agreed = AgreedTokens()
         self._verified = 0
 
     def of(self, round: Round) -> Iterator[ChatGenerationChunk]:
@@ -182,13 +181,10 @@ class AnswerChunks:
             self._prompt = self._prompt_in(round)
         if self._logprobs:
             self._logprobs.add(round)
-        agreed = _tokens(round.drafts[round.winner])
-        self._agreed += agreed
-        if round.member not in self._hosted:
-            self._output += agreed
+        self._agreed.add(round)
         self._released += len(round.text)
         self._forced += len(round.forced)
-        self._drafted += sum(map(_tokens, round.drafts.values()))
+        self._drafted += sum(map(length_of, round.drafts.values()))
         self._verified += sum(effort.read for effort in round.efforts.get("verify", {}).values())
 
     def _prompt_in(self, round: Round) -> Effort:
@@ -202,11 +198,11 @@ class AnswerChunks:
     def _usage(self) -> UsageMetadata:
         hosted = sum(self._bills.values(), Effort())
         read = self._prompt.prompt + hosted.input_tokens
-        written = self._output + hosted.output_tokens
+        written = self._agreed.count(without=self._hosted) + hosted.output_tokens
         details = {
             "drafted": self._drafted,
             "verified": self._verified,
-            "discarded": self._drafted - self._agreed,
+            "discarded": self._drafted - self._agreed.count(),
         }
         cached = min(self._prompt.reused, self._prompt.prompt)
         return UsageMetadata(
@@ -244,7 +240,8 @@ class AnswerChunks:
         metadata["specfuse"] = self._summary_at(last)
         if self._logprobs:
             # Sent in one chunk: stream_events v3 keeps only the last list of a stream.
-            end = self._released if last.finish == "stop_string" else None
+            is_cut = last.finish in ("stop_string", "check")
+            end = self._released if is_cut else None
             metadata["logprobs"] = {"content": self._logprobs.content(end)}
         return metadata
 
@@ -258,6 +255,8 @@ class AnswerChunks:
             "stalled": last.stalled,
             "refusals": dict(self._summary.refusals),
         }
+        if self._summary.checks:
+            summary["checks"] = self._summary.checks_with_reasons()
         if self._seed is not None:
             summary["seed"] = self._seed
         bills = self._bills
@@ -277,15 +276,11 @@ def _why_cut(round: Round) -> str:
     """Why the answer is incomplete; empty if it is complete or goes on."""
     if round.finish == "refusal":
         return REFUSED
+    if round.finish == "check":
+        return UNCHECKED
     if round.finish != "length":
         return ""
     return STALLED if round.stalled else CUT_OFF
-
-
-def _tokens(draft: Draft) -> int:
-    """The draft's length in tokens. A draft that was cut inside a token has length 1, as in the
-    answer's budget."""
-    return len(draft.tokens) or bool(draft.text)
 
 
 def provenance(round: Round) -> dict[str, Any]:

@@ -14,7 +14,7 @@ LEAST = -9999.0
 
 class AnswerLogprobs:
     """Collects the tokens of the agreed drafts, with the log-probabilities that their writers
-    reported.
+    reported. Tokens of text that is withdrawn again are dropped.
 
     Text without log-probabilities is left out: text that a constraint forces, drafts that the
     referee cut or respaced, and segments of members that do not report any, such as most hosted
@@ -28,7 +28,10 @@ class AnswerLogprobs:
         """For each token: its end in the answer, its text and its log-probability."""
 
     def add(self, round: Round) -> None:
-        """Add the segment that was agreed in this round."""
+        """Drop what this round withdraws, then add the segment that it agreed."""
+        self._length -= len(round.withdrawn)
+        while self._tokens and self._tokens[-1][0] > self._length:
+            self._tokens.pop()
         end = self._length
         for text, logprob in _tokens_of(round.drafts[round.winner]):
             end += len(text)
@@ -36,8 +39,8 @@ class AnswerLogprobs:
         self._length += len(round.segment.text) + len(round.forced)
 
     def content(self, shown: int | None = None) -> list[dict[str, Any]]:
-        """The tokens in OpenAI's format. ``shown`` is the length to which a stop string cut the
-        answer, or None."""
+        """The tokens in OpenAI's format. ``shown`` is the length to which a stop string or a
+        check cut the answer, or None."""
         return [
             {
                 "token": text,

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 
 from .._version import __version__
+from ..core.agreed import AgreedTokens
 from ..core.member import Member
 from ..core.options import Settings
 from ..core.round import Round
@@ -230,10 +231,18 @@ async def _graded(plan: Plan, system: System, ensemble: Ensemble, ask: Ask) -> G
         grade.note,
         failure,
         finish=(rounds[-1].finish or "") if rounds else "",
-        tokens=sum(len(round.drafts[round.winner].tokens) for round in rounds),
+        tokens=tokens_of(rounds),
         passes=sum(map(passes_of, rounds)),
         seconds=seconds_of(rounds),
     )
+
+
+def tokens_of(rounds: Iterable[Round]) -> int:
+    """The length of the agreed text in its authors' tokens."""
+    agreed = AgreedTokens()
+    for round in rounds:
+        agreed.add(round)
+    return agreed.count()
 
 
 def passes_of(round: Round) -> int:

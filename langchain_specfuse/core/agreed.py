@@ -1,0 +1,66 @@
+"""Count the tokens of an answer while rounds agree on more text, and withdraw some of it again."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from .round import Round
+from .values import Draft
+
+
+class AgreedTokens:
+    """Counts the tokens of the agreed drafts, each in its author's own tokens, less the tokens of
+    text that was withdrawn.
+
+    >>> from langchain_specfuse.core.round import Round
+    >>> from langchain_specfuse.core.values import Draft, Segment
+    >>> def agreed(number, text, tokens, withdrawn=""):
+    ...     drafts = {"a": Draft(text, tokens=tokens)}
+    ...     segment = Segment(text)
+    ...     return Round(
+    ...         number, text, segment, "a", drafts, {}, {}, {}, {}, {}, {}, withdrawn=withdrawn
+    ...     )
+    >>> tokens = AgreedTokens()
+    >>> tokens.add(agreed(1, "It is", (1, 2)))
+    >>> tokens.add(agreed(2, " guaranteed.", (3, 4)))
+    >>> tokens.add(agreed(3, " likely.", (5, 6), withdrawn=" guaranteed."))
+    >>> tokens.count(), tokens.withdrawn
+    (4, 2)
+    """
+
+    def __init__(self) -> None:
+        self.withdrawn = 0
+        """How many tokens were withdrawn."""
+        self._length = 0
+        """The length of the agreed text, with what a stop string removes later."""
+        self._pieces: list[tuple[int, int, str]] = []
+        """The end of each piece in the agreed text, its length in tokens and its author. A piece is
+        one token, or a whole draft if its author does not report where its tokens end."""
+
+    def add(self, round: Round) -> None:
+        """Withdraw what this round withdraws, then add its winning draft."""
+        self._length -= len(round.withdrawn)
+        while self._pieces and self._pieces[-1][0] > self._length:
+            self.withdrawn += self._pieces.pop()[1]
+        for end, tokens in _pieces_of(round.drafts[round.winner]):
+            self._pieces.append((self._length + end, tokens, round.member))
+        self._length += len(round.segment.text) + len(round.forced)
+
+    def count(self, without: Collection[str] = ()) -> int:
+        """The agreed tokens, without those of some members."""
+        return sum(tokens for _, tokens, author in self._pieces if author not in without)
+
+
+def length_of(draft: Draft) -> int:
+    """A draft's length in tokens. A draft that was cut inside a token has length 1, as in the
+    answer's budget."""
+    return len(draft.tokens) or bool(draft.text)
+
+
+def _pieces_of(draft: Draft) -> Iterator[tuple[int, int]]:
+    """The end in the draft of each token, and 1; or the draft's own end and its length."""
+    if draft.ends is not None and len(draft.ends) == len(draft.tokens) > 0:
+        for end in draft.ends:
+            yield end, 1
+    elif length := length_of(draft):
+        yield len(draft.text), length
