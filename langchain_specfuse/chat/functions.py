@@ -7,14 +7,15 @@ import hashlib
 import inspect
 import sys
 import uuid
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
-_LOCAL_IDS: dict[int, tuple[Any, str]] = {}
-"""``id(function)`` -> the function and its text in this process. Functions are kept alive, so that
-no other object gets the same ``id``."""
+_LOCAL_IDS: dict[int, tuple[Callable[[], Any], str]] = {}
+"""``id(function)`` -> a reference to the function, and its text in this process. Another object may
+get the same ``id`` once the function is gone; then its entry is gone, too."""
 _DIGESTS: dict[str, str | None] = {}
 """file -> the digest of its content when it was first needed; None if it cannot be read."""
 
@@ -51,7 +52,20 @@ def _local_id(function: Any) -> str:
     """A text that identifies this function in this process only."""
     name = getattr(function, "__qualname__", type(function).__qualname__)
     text = f"{name}-{uuid.uuid4().hex}"
-    return _LOCAL_IDS.setdefault(id(function), (function, text))[1]
+    return _LOCAL_IDS.setdefault(id(function), (_reference_to(function), text))[1]
+
+
+def _reference_to(function: Any) -> Callable[[], Any]:
+    """A reference that keeps the function alive only if it has to."""
+    key = id(function)
+
+    def forget(_: object) -> None:
+        _LOCAL_IDS.pop(key, None)
+
+    try:
+        return weakref.ref(function, forget)
+    except TypeError:  # an object with __slots__
+        return lambda: function
 
 
 def _id_of_builtin(function: Any) -> str | None:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Self
 from langchain_core.language_models import BaseChatModel
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from ..core.checks import Check
 from ..core.options import Flag, Method, Settings, shown
 from ..errors import UsageError, advised, meant
 from .calibration import changes_for
@@ -78,6 +79,15 @@ class Options(Settings):
         if callable(result):
             function_id(result)
         return result
+
+    @field_validator("checks")
+    @classmethod
+    def _read_functions(cls, checks: list[Check]) -> list[Check]:
+        """Reads the files of checks now, for the same reason."""
+        for check in checks:
+            if not check.identity:
+                function_id(check.function)
+        return checks
 
     @property
     def names(self) -> list[str]:
