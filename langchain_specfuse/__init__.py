@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from . import checks as checks
     from .chat.callbacks import AsyncSpecFuseCallbackHandler as AsyncSpecFuseCallbackHandler
     from .chat.callbacks import ExitEvent as ExitEvent
+    from .chat.callbacks import RejectedEvent as RejectedEvent
     from .chat.callbacks import RoundEvent as RoundEvent
     from .chat.callbacks import SpecFuseCallbackHandler as SpecFuseCallbackHandler
     from .chat.callbacks import TraceCallbackHandler as TraceCallbackHandler
@@ -44,9 +45,8 @@ if TYPE_CHECKING:
     from .show.trace import Trace as Trace
 
 _NAMES = {
-    "chat.callbacks": "AsyncSpecFuseCallbackHandler ExitEvent RoundEvent SpecFuseCallbackHandler "
-    "TraceCallbackHandler "
-    "WeightsEvent",
+    "chat.callbacks": "AsyncSpecFuseCallbackHandler ExitEvent RejectedEvent RoundEvent "
+    "SpecFuseCallbackHandler TraceCallbackHandler WeightsEvent",
     "chat.errors": "AnswerTimeoutError MemberNotFoundError PromptTooLongError TooBusyError",
     "chat.members": "unload",
     "chat.model": "ChatSpecFuse SpecFuseChatModel",

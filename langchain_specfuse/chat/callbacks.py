@@ -1,7 +1,7 @@
 """Callback handlers for the events of an answer.
 
-:class:`SpecFuseCallbackHandler` gets rounds, changes of the voting weights and exits as typed,
-frozen records. :class:`TraceCallbackHandler` records rounds as traces.
+:class:`SpecFuseCallbackHandler` gets rounds, rejected drafts, changes of the voting weights and
+exits as typed, frozen records. :class:`TraceCallbackHandler` records rounds as traces.
 
     >>> from langchain_specfuse import ScriptedMember, SpecFuseCallbackHandler, SpecFuseChatModel
     >>> llm = SpecFuseChatModel(
@@ -42,6 +42,24 @@ class RoundEvent(RoundData):
     """The run of the chat model."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RejectedEvent:
+    """A check has refused a draft. The text may be what nobody must see."""
+
+    run_id: UUID
+    round: int
+    member: str
+    text: str
+    """The draft."""
+    check: str
+    """The check's name."""
+    reason: str
+    kept: int
+    """How many characters at the beginning of the draft were kept."""
+    is_shown: bool
+    """The draft became part of the answer all the same (``on_failure="keep"``)."""
+
+
 @dataclass(frozen=True, slots=True)
 class WeightsEvent:
     """The voting weights have changed, by feedback or because a member left."""
@@ -68,10 +86,16 @@ class ExitEvent:
 
 
 OnRound = Callable[[RoundEvent], object] | None
+OnRejected = Callable[[RejectedEvent], object] | None
 OnWeights = Callable[[WeightsEvent], object] | None
 OnExit = Callable[[ExitEvent], object] | None
-Event = RoundEvent | WeightsEvent | ExitEvent
-_METHODS = {RoundEvent: "on_round", WeightsEvent: "on_weights", ExitEvent: "on_exit"}
+Event = RoundEvent | RejectedEvent | WeightsEvent | ExitEvent
+_METHODS = {
+    RejectedEvent: "on_rejected",
+    RoundEvent: "on_round",
+    WeightsEvent: "on_weights",
+    ExitEvent: "on_exit",
+}
 
 
 def typed_events(name: str, data: Any, run_id: UUID) -> Iterator[Event]:
@@ -79,6 +103,8 @@ def typed_events(name: str, data: Any, run_id: UUID) -> Iterator[Event]:
     if name == ROUND_EVENT:
         fields = {"number" if key == "round" else key: value for key, value in data.items()}
         event = RoundEvent(run_id=run_id, **fields)
+        for rejection in event.rejected:
+            yield RejectedEvent(run_id=run_id, round=event.number, **rejection)
         yield event
         if event.weights != event.weights_before:
             yield WeightsEvent(run_id, event.number, event.weights_before, event.weights)
@@ -86,14 +112,24 @@ def typed_events(name: str, data: Any, run_id: UUID) -> Iterator[Event]:
         yield ExitEvent(run_id=run_id, **data)
 
 
-class _Listener:
-    """The common part of both handlers: a method for each kind of event, or a function in its
-    place."""
+class SpecFuseCallbackHandler(BaseCallbackHandler):
+    """Calls a function for every rejected draft, round, change of weights and exit. Pass functions,
+    or override the methods."""
 
     def __init__(
-        self, *, on_round: OnRound = None, on_weights: OnWeights = None, on_exit: OnExit = None
+        self,
+        *,
+        on_round: OnRound = None,
+        on_rejected: OnRejected = None,
+        on_weights: OnWeights = None,
+        on_exit: OnExit = None,
     ) -> None:
-        functions = {"on_round": on_round, "on_weights": on_weights, "on_exit": on_exit}
+        functions = {
+            "on_round": on_round,
+            "on_rejected": on_rejected,
+            "on_weights": on_weights,
+            "on_exit": on_exit,
+        }
         for name, function in functions.items():
             if function is None:
                 continue
@@ -105,23 +141,21 @@ class _Listener:
     def on_round(self, event: RoundEvent) -> Any:
         """A segment was agreed."""
 
+    def on_rejected(self, event: RejectedEvent) -> Any:
+        """A check has refused a draft. The events of a round's rejections precede the round's."""
+
     def on_weights(self, event: WeightsEvent) -> Any:
         """The voting weights have changed."""
 
     def on_exit(self, event: ExitEvent) -> Any:
         """A member has left."""
 
-
-class SpecFuseCallbackHandler(_Listener, BaseCallbackHandler):
-    """Calls a function for every round, change of weights and exit. Pass functions, or override the
-    methods."""
-
-    def on_custom_event(self, name: str, data: Any, *, run_id: UUID, **kwargs: Any) -> None:
+    def on_custom_event(self, name: str, data: Any, *, run_id: UUID, **kwargs: Any) -> Any:
         for event in typed_events(name, data, run_id):
             getattr(self, _METHODS[type(event)])(event)
 
 
-class AsyncSpecFuseCallbackHandler(_Listener, AsyncCallbackHandler):
+class AsyncSpecFuseCallbackHandler(SpecFuseCallbackHandler, AsyncCallbackHandler):
     """The handler for asyncio: functions and methods may be coroutine functions. It also works in
     synchronous calls."""
 

@@ -25,6 +25,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from pydantic import ConfigDict, PrivateAttr, model_validator
 
 from .._version import __version__
+from ..core.checks import Check, as_checks
 from ..core.member import Probe
 from ..core.values import CallFormat
 from ..engine.ensemble import Ensemble
@@ -62,11 +63,13 @@ _ELSEWHERE = frozenset(
 
 class _IsSerializable:
     """Makes ``is_lc_serializable`` depend on the object: it can be written as JSON if its members
-    are names. The class alone cannot tell."""
+    are names and it has no checks. The class alone cannot tell."""
 
     def __get__(self, model: SpecFuseChatModel | None, owner: type) -> Callable[[], bool]:
         return lambda: (
-            model is not None and all(map(is_spec, [*model.members, *(model.verifiers or ())]))
+            model is not None
+            and not model.checks
+            and all(map(is_spec, [*model.members, *(model.verifiers or ())]))
         )
 
 
@@ -197,6 +200,7 @@ class SpecFuseChatModel(Options, BaseChatModel):
             members=question.writers,
             verifiers=question.verifiers,
             method=call.method,
+            checks=[check.name for check in call.checks],
         )
         chunks = AnswerChunks(
             report.summary,
@@ -551,8 +555,22 @@ def _all_at_once(config: Any, size: int) -> Any:
 def _without_address(options: dict[str, Any]) -> dict[str, Any]:
     """The options for cache keys and traces: a function's identity instead of its address, which
     another function may get later."""
-    result = options.get("result")
-    return {**options, "result": function_id(result)} if callable(result) else options
+    plain = dict(options)
+    if callable(plain.get("result")):
+        plain["result"] = function_id(plain["result"])
+    if plain.get("checks"):
+        plain["checks"] = [_identity_of(check) for check in as_checks(plain["checks"])]
+    return plain
+
+
+def _identity_of(check: Check) -> dict[str, Any]:
+    """What distinguishes this check from others, as plain JSON."""
+    return {
+        "name": check.name,
+        "at": check.at,
+        "judges_reasoning": check.judges_reasoning,
+        "function": check.identity or function_id(check.function),
+    }
 
 
 def _with_cost(message: AIMessage) -> AIMessage:

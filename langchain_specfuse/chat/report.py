@@ -39,13 +39,15 @@ from langchain_core.utils.uuid import uuid7
 from ..core.options import Method
 from ..core.round import Round, RoundData
 from ..core.values import Effort
-from ..errors import EnsembleError, MemberError, UsageError
+from ..errors import CheckError, EnsembleError, MemberError, UsageError
 
 Depth = Literal["off", "summary", "rounds", "members"]
 ROUND_EVENT = "specfuse_round"
 EXIT_EVENT = "specfuse_exit"
 TAIL = 80
 """The child run of a round shows this many characters of the agreed text before it."""
+REASONS = 5
+"""The message has this many reasons of each check."""
 log = logging.getLogger("langchain_specfuse")
 
 CustomEvent = tuple[str, dict[str, Any]]
@@ -130,8 +132,9 @@ class Report:
         members: Sequence[str],
         verifiers: Sequence[str],
         method: Method,
+        checks: Sequence[str] = (),
     ) -> None:
-        self.summary = Summary(members)
+        self.summary = Summary(members, checks)
         self._scope = scope
         self._depth = depth
         self._ensemble = {
@@ -257,8 +260,10 @@ def _failures_after(error: BaseException | None, round: int) -> list[MemberError
 class Summary:
     """The summary of the rounds of one answer."""
 
-    def __init__(self, members: Sequence[str]) -> None:
+    def __init__(self, members: Sequence[str], checks: Sequence[str] = ()) -> None:
         self.members = tuple(members)
+        self.checks = {name: Counter(passed=0, rejected=0) for name in checks}
+        """check -> how many drafts it ``passed`` and ``rejected``."""
         self.rounds = 0
         self.weights: Mapping[str, float] = {}
         self.exits: list[Mapping[str, Any]] = []
@@ -267,6 +272,8 @@ class Summary:
         """member -> the text of its last refusal to draft."""
         self.used: dict[str, Effort] = {}
         """What members that send requests have used, including verifiers."""
+        self._reasons: dict[str, dict[str, None]] = {name: {} for name in checks}
+        """check -> the distinct reasons that it gave: they may quote the text."""
         self._won: Counter[str] = Counter()
         self._looped = 0
 
@@ -279,14 +286,19 @@ class Summary:
         if round.finish != "refusal":
             self._won[round.member] += 1
         self._looped += len(round.looped)
+        for name, counts in round.checks.items():
+            self.checks.setdefault(name, Counter(passed=0, rejected=0)).update(counts)
+        for rejection in round.rejected:
+            self._reasons.setdefault(rejection.check, {})[rejection.reason] = None
         for efforts in round.efforts.values():
             for name, effort in efforts.items():
                 if effort.requests or effort.input_tokens or effort.output_tokens:
                     self.used[name] = self.used.get(name, Effort()) + effort
 
     def as_dict(self) -> dict[str, Any]:
-        """The summary as plain JSON, without exits and refusals: they contain text."""
-        return {
+        """The summary as plain JSON, without exits, refusals and reasons of checks: they contain
+        text."""
+        values: dict[str, Any] = {
             "members": list(self.members),
             "rounds": self.rounds,
             "weights": dict(self.weights),
@@ -296,6 +308,16 @@ class Summary:
             "looped": self._looped,
             "late": {},  # as in RoundData
             "usage": {name: _usage(effort) for name, effort in self.used.items()},
+        }
+        if self.checks:
+            values["checks"] = {name: dict(counts) for name, counts in self.checks.items()}
+        return values
+
+    def checks_with_reasons(self) -> dict[str, dict[str, Any]]:
+        """check -> its counts and its first :data:`REASONS` distinct reasons, as plain JSON."""
+        return {
+            name: {**counts, "reasons": list(self._reasons.get(name, ()))[:REASONS]}
+            for name, counts in self.checks.items()
         }
 
 
@@ -378,6 +400,9 @@ class SpanBuilder:
             )
             for failure in failures
         ]
+        metadata: dict[str, Any] = {"specfuse_round": number}
+        if isinstance(error, CheckError):
+            metadata["specfuse_check"] = error.check
         name = type(error).__name__
         return Span(
             f"round {number}",
@@ -386,7 +411,7 @@ class SpanBuilder:
             self._inputs(),
             error=f"{name}: {error}" if str(error) else name,
             tags=(EXIT_EVENT,) if children else (),
-            metadata={"specfuse_round": number},
+            metadata=metadata,
             children=tuple(children),
         )
 
@@ -405,11 +430,17 @@ class SpanBuilder:
                 yield _member_span(round, phase, departure.member, error=error)
 
     def _work(self, round: Round) -> Iterator[Span]:
+        refused = _reasons_by_draft(round)
         for name, effort in round.efforts.get("draft", {}).items():
             if name in round.drafts and name not in round.refusals:
                 inputs = {"agreed_characters": self._length}
                 outputs = _draft_outputs(round, name)
-                yield _member_span(round, "draft", name, effort, inputs=inputs, outputs=outputs)
+                error = refused.pop((name, round.drafts[name].text), None)
+                yield _member_span(
+                    round, "draft", name, effort, inputs=inputs, outputs=outputs, error=error
+                )
+        for (name, text), error in refused.items():  # others have taken their places
+            yield _member_span(round, "draft", name, outputs={"text": text}, error=error)
         for name, effort in round.efforts.get("verify", {}).items():
             if name in round.scores:
                 inputs, outputs = _score_contents(round, name)
@@ -439,6 +470,16 @@ def _member_span(
             began, seconds = effort.began, effort.seconds
     metadata = {"specfuse_round": round.number, "specfuse_member": name}
     return Span(f"{_WORK[phase]} {name}", began, began + seconds, metadata=metadata, **contents)
+
+
+def _reasons_by_draft(round: Round) -> dict[tuple[str, str], str]:
+    """(member, text) -> why checks refused this draft, as the error of a run."""
+    reasons: dict[tuple[str, str], str] = {}
+    for item in round.rejected:
+        draft = item.member, item.text
+        reason = f"check {item.check}: {item.reason}"
+        reasons[draft] = f"{reasons[draft]}; {reason}" if draft in reasons else reason
+    return reasons
 
 
 def _draft_outputs(round: Round, name: str) -> dict[str, Any]:

@@ -1,0 +1,155 @@
+"""Rejected drafts are in events and traces; text that was withdrawn is in no count."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from langchain_specfuse import (
+    AsyncSpecFuseCallbackHandler,
+    RejectedEvent,
+    SpecFuseCallbackHandler,
+    UsageError,
+)
+from langchain_specfuse.chat.chunks import AnswerChunks
+from langchain_specfuse.chat.report import Summary
+from langchain_specfuse.core.round import Rejection, Round
+from langchain_specfuse.core.values import Draft, Segment
+
+from .conftest import joined
+
+RUN = UUID(int=7)
+PROMISE = Rejection("bob", " We guarantee it.", "no_promises", "promises something", kept=3)
+
+
+def a_round(number: int, words: list[str], **more: Any) -> Round:
+    """A round in which ann wrote these words."""
+    text = "".join(words)
+    ends = [len("".join(words[: at + 1])) for at in range(len(words))]
+    draft = Draft(
+        text, tokens=tuple(range(len(words))), ends=tuple(ends), logprobs=(-0.5,) * len(words)
+    )
+    return Round(
+        number=number,
+        text=more.pop("text", text),
+        segment=Segment(text),
+        winner="ann",
+        drafts={"ann": draft},
+        scores={},
+        votes={},
+        totals={"ann": 1.0},
+        rewards={},
+        weights_before={"ann": 1.0},
+        weights={"ann": 1.0},
+        **more,
+    )
+
+
+def message_of(*rounds: Round, checks: tuple[str, ...] = (), **options: Any) -> Any:
+    """The message that these rounds make."""
+    summary = Summary(["ann"], checks)
+    chosen = {"v1": False, "seed": None, "splitter": None, "reasoning": False, "logprobs": True}
+    chunks = AnswerChunks(summary, "ann", **{**chosen, **options})
+    made = []
+    for item in rounds:
+        summary.add(item, item.data())
+        made += [chunk.message for chunk in chunks.of(item)]
+    return joined(made)
+
+
+# --- events ---------------------------------------------------------------------------------------
+
+
+def test_each_rejection_is_an_event_before_its_round() -> None:
+    events: list[Any] = []
+    handler = SpecFuseCallbackHandler(on_round=events.append, on_rejected=events.append)
+    again = replace(PROMISE, check="lowercase", kept=0, is_shown=True)
+    item = a_round(2, [" We", " hope"], rejected=(PROMISE, again))
+    handler.on_custom_event("specfuse_round", item.as_dict(), run_id=RUN)
+    first, second, finished = events
+    assert first == RejectedEvent(
+        run_id=RUN,
+        round=2,
+        member="bob",
+        text=" We guarantee it.",
+        check="no_promises",
+        reason="promises something",
+        kept=3,
+        is_shown=False,
+    )
+    assert (second.check, second.is_shown) == ("lowercase", True)
+    assert finished.number == 2 and len(finished.rejected) == 2
+
+
+async def test_coroutine_functions_are_awaited_for_rejections() -> None:
+    seen = []
+
+    async def note(event: RejectedEvent) -> None:
+        seen.append(event.reason)
+
+    class Mine(AsyncSpecFuseCallbackHandler):
+        async def on_rejected(self, event: RejectedEvent) -> None:
+            seen.append(event.member)
+
+    data = a_round(1, ["We"], rejected=(PROMISE,)).as_dict()
+    for handler in (AsyncSpecFuseCallbackHandler(on_rejected=note), Mine()):
+        await handler.on_custom_event("specfuse_round", data, run_id=RUN)
+    assert seen == ["promises something", "bob"]
+    with pytest.raises(UsageError, match="on_rejected must be a plain function"):
+        SpecFuseCallbackHandler(on_rejected=note)
+
+
+def test_a_wrong_argument_names_the_class_that_the_user_called() -> None:
+    with pytest.raises(TypeError, match=r"SpecFuseCallbackHandler.*'on_reject'"):
+        SpecFuseCallbackHandler(on_reject=print)  # type: ignore[call-arg]
+
+
+# --- counts ---------------------------------------------------------------------------------------
+
+
+def test_tokens_that_were_withdrawn_are_discarded() -> None:
+    held = a_round(2, [" We", " promise"], text="")
+    fixed = a_round(3, [" hope", "."], withdrawn=" promise", text=" We hope.", finish="stop")
+    message = message_of(a_round(1, ["Yes."]), held, fixed)
+    assert message.text == "Yes. We hope."
+    usage = message.usage_metadata
+    assert usage["output_tokens"] == 4
+    assert usage["output_token_details"]["discarded"] == 1
+    tokens = [token["token"] for token in message.response_metadata["logprobs"]["content"]]
+    assert tokens == ["Yes.", " We", " hope", "."]
+
+
+def test_an_answer_that_a_check_ended_has_no_tokens_behind_its_end() -> None:
+    last = a_round(2, [" We", " promise"], text=" We", finish="check")
+    message = message_of(a_round(1, ["Yes."]), last)
+    assert message.text == "Yes. We"
+    assert message.response_metadata["finish_reason"] == "check"
+    tokens = [token["token"] for token in message.response_metadata["logprobs"]["content"]]
+    assert tokens == ["Yes.", " We"]
+
+
+# --- the message ----------------------------------------------------------------------------------
+
+
+def test_the_message_has_counts_and_reasons_and_no_rejected_text() -> None:
+    rounds = []
+    for number in range(1, 9):
+        rejection = replace(PROMISE, reason=f"reason {number % 7}")
+        counts = {"no_promises": {"passed": 1, "rejected": 1}}
+        rounds.append(a_round(number, [" a"], rejected=(rejection,), checks=counts))
+    rounds.append(a_round(9, ["."], finish="stop"))
+    message = message_of(*rounds, checks=("no_promises", "lowercase"))
+    reasons = [f"reason {number}" for number in range(1, 6)]
+    assert message.response_metadata["specfuse"]["checks"] == {
+        "no_promises": {"passed": 8, "rejected": 8, "reasons": reasons},
+        "lowercase": {"passed": 0, "rejected": 0, "reasons": []},
+    }
+    assert "guarantee" not in str(message)
+
+
+def test_without_checks_the_message_says_nothing_about_them() -> None:
+    message = message_of(a_round(1, ["Yes."], finish="stop"))
+    assert "checks" not in message.response_metadata["specfuse"]
