@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ..core.referee import FREE, Referee
-from ..core.values import Constraint
+from ..core.values import Constraint, ToolCall
 from ..errors import SpecFuseError, UsageError, advised
 from .calls import CallReader, canonical
 from .grammar import LONGEST_FORCED, State, Vocabulary, shared_start
@@ -173,6 +173,18 @@ class Ruling(Referee):
         if calls is None or calls.undecided:
             return len(answer)
         return calls.prose
+
+    def before_calls(self, answer: str) -> int:
+        with self._lock:
+            calls = self._at(answer).calls
+        if calls is None or calls.undecided:
+            return len(answer)
+        return calls.prose
+
+    def calls(self, answer: str) -> tuple[tuple[ToolCall, int], ...]:
+        with self._lock:
+            calls = self._at(answer).calls
+        return () if calls is None else tuple(zip(calls.calls, calls.ends, strict=True))
 
     def _at(self, answer: str) -> _Place:
         if answer in self._places:

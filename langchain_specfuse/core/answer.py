@@ -147,6 +147,8 @@ class Answer:
     """The answer's text, without a stop string and anything after it."""
     shown: int = 0
     """How many characters of the text have been released."""
+    verified: int | None = None
+    """How many characters have passed the user's checks; None if there are no checks."""
     released: str = ""
     """The text that the last ``plus`` released. It may begin with text that was held back
     before."""

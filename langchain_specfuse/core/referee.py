@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
+from .values import ToolCall
+
 
 class Referee:
     """The referee of a query without a constraint: everything is legal, nothing is forced.
@@ -51,6 +53,15 @@ class Referee:
     def possible_prose(self, answer: str) -> int:
         """The length of the free text, including an end that may still turn out to begin a call."""
         return self.prose(answer)
+
+    def before_calls(self, answer: str) -> int:
+        """The length of the text before the tool calls, all of it if no call has begun for
+        certain."""
+        return len(answer)
+
+    def calls(self, answer: str) -> tuple[tuple[ToolCall, int], ...]:
+        """The complete tool calls, each with the place in the answer where it ends."""
+        return ()
 
 
 FREE = Referee()

@@ -12,11 +12,14 @@ import math
 import time
 from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any, TypeAlias
 
 from ..errors import EnsembleError, MemberError, advised
 from .answer import Answer, continues_loop, legal_part
 from .ballot import Ballot, Reading
+from .checking import Checking
+from .checks import CheckAsk, Verdicts
 from .options import Method, Settings
 from .panel import Panel, rewarded, with_record, without_losers
 from .referee import FREE, Referee
@@ -37,7 +40,7 @@ from .values import (
     Segment,
 )
 
-Loop: TypeAlias = "Generator[Ask | Round, Replies | None, None]"
+Loop: TypeAlias = "Generator[Ask | CheckAsk | Round, Replies | Verdicts | None, None]"
 
 OVERFLOW = "shorten the conversation, or use members with a longer context"
 
@@ -50,28 +53,53 @@ def rounds(query: Query, settings: Settings, panel: Panel, referee: Referee = FR
         stop=settings.stop_strings, budget=settings.max_tokens, referee=referee
     ).started()
     budget = Budget(settings.max_calls, settings.max_cost)
-    for number in range(1, settings.max_tokens + 1):
+    checking = Checking(settings)
+    answer = checking.begun(answer)
+    for number in count(1):
         before = panel
         clock = Clock(budget)
+        agreed = answer.text
+        checking.begin_round()
         # 1. Draft. Members propose how the answer continues: a lead that is sure drafts alone.
-        panel, drafts = yield from call_for_drafts(panel, query, settings, answer, number, clock)
-        if is_refused(settings, clock, drafts):
-            yield refused_round(number, panel, before, answer, drafts, clock)
-            return
+        #    A draft that fails a check of the user cannot win. If none is left, they draft again.
+        eligible: dict[str, Draft] = {}
+        while not eligible:
+            panel, drafts = yield from call_for_drafts(
+                panel, query, settings, answer, number, clock, checking
+            )
+            if is_refused(settings, clock, drafts):
+                yield refused_round(number, panel, before, answer, drafts, clock, checking)
+                return
+            checked = yield from checking.judged(answer, drafts, panel)
+            clock.lap_checks(checking)
+            answer, eligible = checked.answer, checked.eligible
+            if checked.is_over:
+                yield ended_round(number, panel, before, answer, drafts, clock, checking, agreed)
+                return
         # 2. Verify. Members score every draft.
-        ballot = Ballot(method, drafts, answer.text, referee)
+        ballot = Ballot(method, eligible, answer.text, referee)
         panel, readings = yield from call_for_scores(panel, query, answer, ballot, number, clock)
         # 3. Select. The best draft by weighted vote becomes part of the answer. The draft of a lead
         #    is replaced only if there is evidence for another one.
         vote = ballot.count(readings, panel.weights, panel.lead)
-        answer = answer.plus(vote.segment)
+        withdrawn = agreed[len(answer.text) :]
+        draft = eligible[vote.winner]
+        answer = checking.agreed(answer, answer.plus(vote.segment), draft, vote.winner)
         voted = panel
-        # 4. Feedback. Members whose drafts were preferred gain weight.
-        panel = rewarded(panel, vote.rewards, eta=method.learning_rate / number)
+        # 4. Feedback. Members whose drafts were preferred gain weight; a refused draft earns
+        #    nothing.
+        losers = dict.fromkeys(checking.refused & set(panel.drafters), 0.0)
+        rewards = {**vote.rewards, **losers}
+        panel = rewarded(panel, rewards, eta=method.learning_rate / number)
         # 5. Exit. Members that keep losing leave for the rest of this answer.
-        if method.exit == "studentized" and vote.disputed and drafts.keys() >= set(panel.drafters):
-            panel = with_record(panel, vote.totals, vote.winner)
+        drafts = {**drafts, **eligible}
+        totals = {**dict.fromkeys(drafts, 0.0), **vote.totals}
+        disputed = vote.disputed or (bool(losers) and not checked.is_repaired)
+        if method.exit == "studentized" and disputed and drafts.keys() >= set(panel.drafters):
+            panel = with_record(panel, totals, vote.winner)
             panel = without_losers(panel, method.min_members, number)
+        thoughts = yield from checking.thoughts(drafts, answer)
+        clock.lap_checks(checking)
         yield Round(
             number=number,
             text=answer.released,
@@ -81,17 +109,20 @@ def rounds(query: Query, settings: Settings, panel: Panel, referee: Referee = FR
             drafts=drafts,
             scores=vote.scores,
             votes=vote.votes,
-            totals=vote.totals,
-            rewards=vote.rewards,
+            totals=totals,
+            rewards=rewards,
             weights_before=voted.weights,
             weights=panel.weights,
             forced=answer.forced,
-            thoughts={name: draft.thought for name, draft in drafts.items() if draft.thought},
+            thoughts=thoughts,
             looped=ballot.looped,
             lead=voted.lead or "",
             evidence=vote.evidence,
             refusals=clock.refusals,
             left=panel.left[len(before.left) :],
+            rejected=tuple(checking.rejected),
+            withdrawn=withdrawn,
+            checks=checking.counts,
             finish=answer.finish,
             stalled=answer.stalled,
             efforts=clock.efforts,
@@ -109,9 +140,10 @@ def call_for_drafts(
     answer: Answer,
     number: int,
     clock: Clock,
+    checking: Checking,
 ) -> Generator[Ask, Replies, tuple[Panel, dict[str, Draft]]]:
-    """The drafts of all members, or of the lead alone if its draft is agreed without a vote. Failed
-    members leave the panel."""
+    """The drafts of all members, or of the lead alone if its draft is agreed without a vote. After
+    a draft that failed a check, those that draft again. Failed members leave the panel."""
     has_vote = len(panel.drafters) > 1
     if panel.lead is not None and settings.method.margin == math.inf:
         has_vote = False
@@ -126,15 +158,18 @@ def call_for_drafts(
         stop=() if has_vote else settings.stop_strings,
         new_requests=not clock.budget.is_spent,
     )
-    first = (panel.lead,) if panel.lead else panel.drafters
-    replies = yield Ask(dict.fromkeys(first, job), number)
+    redrafting = checking.writers(panel)
+    first = redrafting or ((panel.lead,) if panel.lead else panel.drafters)
+    jobs = {name: checking.job(job, name, panel, answer) for name in first}
+    replies = yield Ask(jobs, number)
     clock.lap("draft", replies)
     others = [name for name in panel.drafters if name not in replies]
-    if settings.refusals == "any" and clock.refusals:
+    if redrafting or (settings.refusals == "any" and clock.refusals):
         others = []
     if others and not is_agreed_alone(panel, settings.method, replies[first[0]], answer):
         job = replace(job, stop=(), new_requests=not clock.budget.is_spent)
-        more = yield Ask(dict.fromkeys(others, job), number)
+        more_jobs = {name: checking.job(job, name, panel, answer) for name in others}
+        more = yield Ask(more_jobs, number)
         clock.lap("draft", more)
         replies = {**replies, **more}
     if number > 1 and is_at_limits(replies):
@@ -187,6 +222,7 @@ def refused_round(
     answer: Answer,
     drafts: Mapping[str, Draft],
     clock: Clock,
+    checking: Checking,
 ) -> Round:
     """The last round of an answer that ends in a refusal: the lead's refusal, or that of the member
     with the most weight."""
@@ -196,8 +232,9 @@ def refused_round(
         return name != panel.lead, -round(weights.get(name, 0.0), 12)
 
     authors = sorted(clock.refusals, key=rank)
-    # If the answer has not begun, its forced text is not shown.
-    text = answer.text[answer.shown :] if number > 1 else ""
+    # If the answer has not begun, its forced text is not shown. Nor is text that checks have not
+    # passed.
+    text = answer.text[answer.shown :] if number > 1 and checking.is_idle else ""
     drafts = {**drafts, **dict.fromkeys(authors, Draft(""))}
     return Round(
         number=number,
@@ -215,7 +252,48 @@ def refused_round(
         lead=panel.lead or "",
         refusals=clock.refusals,
         left=panel.left[len(before.left) :],
+        rejected=tuple(checking.rejected),
+        withdrawn="" if checking.is_idle else answer.text[answer.shown :],
+        checks=checking.counts,
         finish="refusal",
+        efforts=clock.efforts,
+        seconds=clock.seconds,
+        began=clock.began,
+    )
+
+
+def ended_round(
+    number: int,
+    panel: Panel,
+    before: Panel,
+    answer: Answer,
+    drafts: Mapping[str, Draft],
+    clock: Clock,
+    checking: Checking,
+    agreed: str,
+) -> Round:
+    """The last round of an answer that ends before text that did not pass a check."""
+    winner = panel.lead if panel.lead in drafts else next(iter(drafts))
+    return Round(
+        number=number,
+        text=answer.released,
+        segment=Segment(""),
+        winner=winner,
+        authors=(winner,),
+        drafts={**drafts, winner: Draft("")},
+        scores={},
+        votes={},
+        totals=dict.fromkeys(drafts, 0.0),
+        rewards={},
+        weights_before=before.weights,
+        weights=panel.weights,
+        lead=panel.lead or "",
+        refusals=clock.refusals,
+        left=panel.left[len(before.left) :],
+        rejected=tuple(checking.rejected),
+        withdrawn=agreed[len(answer.text) :],
+        checks=checking.counts,
+        finish="check",
         efforts=clock.efforts,
         seconds=clock.seconds,
         began=clock.began,
@@ -286,7 +364,7 @@ def no_member_left(panel: Panel, answer: Answer, number: int) -> EnsembleError:
     failures = tuple(member_error(gone) for gone in panel.left if gone.kind != "exit")
     error = EnsembleError(
         f"no member is left to continue in round {number}: {reasons}",
-        text=answer.text,
+        text=answer.text[: answer.verified],
         failures=failures,
     )
     notes = [note for failure in failures for note in getattr(failure.__cause__, "__notes__", ())]
@@ -365,3 +443,8 @@ class Clock:
                     continue
             efforts[name] = efforts[name] + reply.effort if name in efforts else reply.effort
             self.budget.spend([reply.effort])
+
+    def lap_checks(self, checking: Checking) -> None:
+        """Count the time since the last lap as that of the user's checks, if there are any."""
+        if not checking.is_idle:
+            self.lap("check", {})

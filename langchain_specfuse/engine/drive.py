@@ -18,12 +18,14 @@ from collections.abc import AsyncGenerator, Callable, Collection, Hashable, Iter
 from dataclasses import dataclass
 from functools import partial
 
+from ..core.checks import CheckAsk, Verdicts
 from ..core.member import Member
 from ..core.options import Settings
 from ..core.round import Round
 from ..core.rounds import Loop
 from ..core.values import Ask, DraftJob, Replies, Reply
 from ..errors import BusyError, advised, amount
+from .checker import Checker
 from .worker import QueuedJob, forked, refuse_fork, worker_for
 
 log = logging.getLogger("langchain_specfuse")
@@ -148,12 +150,14 @@ class Run:
         settings: Settings,
         admission: Admission,
         sink: Sink,
+        checker: Checker | None = None,
     ) -> None:
         self._loop = loop
         self._members = members
         self._settings = settings
         self._admission = admission
         self._sink = sink
+        self._checker = checker
         self._over = False
         self._asked: dict[tuple[str, str], None] = {}
         """(member, query id) of every job: the queries for which members may keep something."""
@@ -171,6 +175,8 @@ class Run:
         if forked():
             return  # it continues in the parent process
         try:
+            if self._checker is not None:
+                self._checker.close()
             self._forget(self._members)
         finally:  # or the others would wait for this answer
             self._admission.leave(self)
@@ -179,17 +185,21 @@ class Run:
         if not self._over:
             self._advance(None)
 
-    def _advance(self, replies: Replies | None) -> None:
-        """Move the loop to its next ``Ask``, handing out the rounds on the way."""
+    def _advance(self, replies: Replies | Verdicts | None) -> None:
+        """Move the loop to its next question to members or checks, handing out the rounds on the
+        way."""
         try:
             item = self._loop.send(replies)
-            while not isinstance(item, Ask):
+            while isinstance(item, Round):
                 if self._over:
                     return
                 self._forget([departure.member for departure in item.left])
                 self._sink(item)
                 item = next(self._loop)
-            self._ask(item)
+            if isinstance(item, Ask):
+                self._ask(item)
+            else:
+                self._check(item)
         except StopIteration:
             self._end(None)
         except BaseException as error:  # any exception is the caller's to handle, not the worker's
@@ -222,6 +232,16 @@ class Run:
         for device, jobs in by_device.items():
             # together, or the first would be taken alone, without its batch group
             worker_for(device).put(*jobs)
+
+    def _check(self, ask: CheckAsk) -> None:
+        """Ask the user's checks. The thread that has the last verdict advances the loop."""
+
+        def deliver(verdicts: Verdicts) -> None:
+            if not self._over:
+                self._advance(verdicts)
+
+        assert self._checker is not None
+        self._checker.ask(ask.jobs, deliver)
 
     def _end(self, last: BaseException | None) -> None:
         try:
@@ -296,7 +316,11 @@ class _Deadline:
 
 
 def drive(
-    loop: Loop, members: Mapping[str, Member], settings: Settings, admission: Admission
+    loop: Loop,
+    members: Mapping[str, Member],
+    settings: Settings,
+    admission: Admission,
+    checker: Checker | None = None,
 ) -> Iterator[Round]:
     """The rounds of one answer, as they are agreed. ``settings`` has its time limits, and how many
     answers may be under way with it."""
@@ -310,7 +334,7 @@ def drive(
         except queue.Empty:
             raise deadline.error() from None
 
-    run = Run(loop, members, settings, admission, news.put)
+    run = Run(loop, members, settings, admission, news.put, checker)
     try:
         run.start()
         while (item := next_item()) is not None:
@@ -323,7 +347,11 @@ def drive(
 
 
 async def adrive(
-    loop: Loop, members: Mapping[str, Member], settings: Settings, admission: Admission
+    loop: Loop,
+    members: Mapping[str, Member],
+    settings: Settings,
+    admission: Admission,
+    checker: Checker | None = None,
 ) -> AsyncGenerator[Round, None]:
     """``drive`` for asyncio."""
     news: asyncio.Queue[Round | BaseException | None] = asyncio.Queue()
@@ -342,7 +370,7 @@ async def adrive(
         except TimeoutError:
             raise deadline.error() from None
 
-    run = Run(loop, members, settings, admission, post)
+    run = Run(loop, members, settings, admission, post, checker)
     try:
         run.start()
         while (item := await next_item()) is not None:

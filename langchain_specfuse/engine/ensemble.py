@@ -18,6 +18,7 @@ from ..core.round import Round
 from ..core.rounds import Loop, rounds
 from ..core.values import Panelist, Query
 from ..errors import MemberError, UsageError, advised, emptied
+from .checker import Checker
 from .drive import Admission, adrive, drive
 from .worker import refuse_fork, worker_for
 
@@ -155,23 +156,34 @@ class Ensemble:
     # - asking
 
     def rounds(
-        self, query: Query, settings: Settings, *, referee: Referee = FREE
+        self,
+        query: Query,
+        settings: Settings,
+        *,
+        referee: Referee = FREE,
+        checker: Checker | None = None,
     ) -> Iterator[Round]:
         """Ask, and get the rounds as they are agreed. The ``timeout`` of the settings does not
         include loading.
 
-        ``referee`` judges texts under the query's constraint, if it has one.
+        ``referee`` judges texts under the query's constraint, if it has one. ``checker`` asks the
+        checks of the settings.
         """
         loop = self._loop(self.loaded().result(), query, settings, referee)
-        return drive(loop, self.members, settings, self.admission)
+        return drive(loop, self.members, settings, self.admission, checker)
 
     async def arounds(
-        self, query: Query, settings: Settings, *, referee: Referee = FREE
+        self,
+        query: Query,
+        settings: Settings,
+        *,
+        referee: Referee = FREE,
+        checker: Checker | None = None,
     ) -> AsyncIterator[Round]:
         """``rounds`` for asyncio."""
         probes = await asyncio.wrap_future(self.loaded())
         loop = self._loop(probes, query, settings, referee)
-        driven = adrive(loop, self.members, settings, self.admission)
+        driven = adrive(loop, self.members, settings, self.admission, checker)
         try:
             async for round in driven:
                 yield round

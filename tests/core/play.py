@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from langchain_specfuse.core.checks import CheckAsk, CheckJob, Verdict
 from langchain_specfuse.core.options import Settings
 from langchain_specfuse.core.panel import Panel
 from langchain_specfuse.core.referee import FREE, Referee
@@ -34,6 +36,7 @@ Answerer = Callable[[DraftJob | ScoreJob, int], Reply]
 class Played:
     rounds: list[Round] = field(default_factory=list)
     asks: list[Ask] = field(default_factory=list)
+    checks: list[CheckAsk] = field(default_factory=list)
     error: Exception | None = None
 
     @property
@@ -71,13 +74,16 @@ def play(
     )
     members = Panel.of(panel, prior, settings.lead if can_lead else None)
     loop = rounds(query, settings, members, referee)
-    replies: dict[str, Reply] | None = None
+    replies: Any = None
     try:
         while True:
             item = loop.send(replies)
             replies = None
             if isinstance(item, Round):
                 played.rounds.append(item)
+            elif isinstance(item, CheckAsk):
+                played.checks.append(item)
+                replies = tuple(map(verdict_of, item.jobs))
             else:
                 played.asks.append(item)
                 replies = {
@@ -89,6 +95,14 @@ def play(
     except Exception as error:
         played.error = error
         return played
+
+
+def verdict_of(job: CheckJob) -> Verdict:
+    """Ask a plain function at once."""
+    try:
+        return Verdict(job.check.function(job.text))
+    except Exception as error:
+        return Verdict(f"raised {type(error).__name__}", is_broken=True, cause=error)
 
 
 def answering(member: ScriptedMember) -> Answerer:

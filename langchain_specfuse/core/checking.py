@@ -1,0 +1,668 @@
+"""Apply the user's checks to the drafts of one answer: what may be shown, what is refused, and what
+is tried instead.
+
+:class:`Checking` keeps how far each check has been asked, and the agreed drafts whose text is still
+held back, so that text which fails later can be withdrawn before anybody has seen it. A draft that
+fails is not eligible. If none is left, the best one is cut before its fault. What is kept of it is
+agreed, and its author may not begin the next draft with the token that follows.
+
+Paper: it has no checks. Drafts that are refused are never scored, and earn nothing.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+from ..errors import CheckError, advised
+from .answer import Answer
+from .checks import Check, CheckAsk, CheckJob, Verdict, Verdicts, beginnings, places_in
+from .options import Settings
+from .panel import Panel
+from .round import Rejection
+from .values import Draft, DraftJob, Segment
+
+Steps: TypeAlias = Generator[CheckAsk, Verdicts, Any]
+Marks: TypeAlias = Mapping[str, int]
+"""check -> the length of the text that it has passed."""
+
+SAMPLED = 0.7
+"""The least temperature of a draft that is drawn again."""
+SHORT = 2
+"""After a fault, drafts have this many tokens, and one more each time. What stands behind a fault
+is computed in vain."""
+SEARCHED = ("segment", "sentence", "line")
+"""Checks at these places are asked about the beginnings of a draft, to find its fault."""
+SEED_STEP = 7919
+"""Between the seeds of two attempts. Samples of whole answers use the seeds next to each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A draft, and the answer and the marks before it."""
+
+    before: Answer
+    marks: Marks
+    draft: Draft
+    author: str
+    after: Answer
+    """The answer with the draft."""
+
+    @classmethod
+    def of(cls, before: Answer, marks: Marks, draft: Draft, author: str) -> Written:
+        tokens = {author: draft.tokens} if draft.tokens else {}
+        after = before.plus(Segment(draft.text, draft.ended, tokens))
+        return cls(before, marks, draft, author, after)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A check, and the place in a text up to which it refuses that text."""
+
+    check: Check
+    place: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class First:
+    """The first draft that failed since text was verified, for ``on_failure="keep"``."""
+
+    written: Written
+    check: str
+    text: str
+    ended: bool
+    tokens_left: int
+
+
+@dataclass(slots=True)
+class Redraft:
+    """What is tried after a fault, until text is verified behind it."""
+
+    at: int
+    """The length of the answer that is continued in another way."""
+    author: str
+    excluded: dict[str, set[int]] = field(default_factory=dict)
+    """member -> tokens with which it may not go on there."""
+    is_sampled: bool = False
+    """Whether the author draws samples, because tokens cannot be excluded, or not with success."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What the checks say about the drafts of a round."""
+
+    answer: Answer
+    """The answer so far, perhaps shorter than before."""
+    eligible: dict[str, Draft] = field(default_factory=dict)
+    """The drafts that may win; empty if members must draft again."""
+    is_over: bool = False
+    """The answer ends here (``on_failure="end"``)."""
+    is_repaired: bool = False
+    """The only eligible draft was cut, or is kept in spite of a check: it earns nothing."""
+
+
+class Checking:
+    """The checks of one answer, and what they have said so far."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._checks: tuple[Check, ...] = tuple(settings.checks)
+        self._marks: Marks = {check.name: 0 for check in self._checks}
+        self._written: list[Written] = []
+        """The agreed drafts of which some text is held back."""
+        self._passed: dict[str, Marks] = {}
+        """member -> the marks after its draft, for drafts that passed."""
+        self._redraft: Redraft | None = None
+        self._attempts = 0
+        """Attempts in a row that have added no verified text."""
+        self._tries = 0
+        """All attempts of this answer, which all have different seeds."""
+        self._furthest = 0
+        self._others_asked = False
+        """Whether members that had not been asked were asked at this place."""
+        self._only: tuple[str, ...] | None = None
+        """The members that draft next; None: as usual."""
+        self._length: int | None = None
+        """The length of drafts after a fault."""
+        self._first: First | None = None
+        # what the current round reports
+        self.rejected: list[Rejection] = []
+        self.refused: set[str] = set()
+        """The members whose drafts were refused in this round."""
+        self.counts: dict[str, Counter[str]] = {}
+
+    def begun(self, answer: Answer) -> Answer:
+        """The empty answer, of which nothing is verified yet."""
+        return answer if self.is_idle else replace(answer, verified=0)
+
+    def begin_round(self) -> None:
+        """Begin the report of another round."""
+        self.rejected = []
+        self.refused = set()
+        self.counts = {check.name: Counter() for check in self._settings.checks}
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there are no checks."""
+        return not self._settings.checks
+
+    # --- who drafts next, and how -----------------------------------------------------------------
+
+    def writers(self, panel: Panel) -> list[str]:
+        """The members that alone draft next, because a draft has failed; none: as usual."""
+        return [name for name in self._only or () if name in panel.drafters]
+
+    def job(self, job: DraftJob, name: str, panel: Panel, answer: Answer) -> DraftJob:
+        """The job of this member: the usual one, unless a check has refused its last draft."""
+        if self._length is not None and (panel.lead is not None or len(panel.drafters) == 1):
+            job = replace(job, segment_tokens=min(job.segment_tokens, self._length))
+        redraft = self._redraft
+        if redraft is None:
+            return job
+        excluded = redraft.excluded.get(name)
+        if excluded and len(answer.text) == redraft.at:
+            job = replace(job, excluded=tuple(sorted(excluded)))
+        if redraft.is_sampled and name == redraft.author:
+            sampling = job.sampling
+            job = replace(
+                job,
+                sampling=replace(
+                    sampling,
+                    temperature=max(sampling.temperature, SAMPLED),
+                    seed=sampling.seed + SEED_STEP * self._tries,
+                ),
+            )
+        return job
+
+    # --- judging the drafts of a round ------------------------------------------------------------
+
+    def judged(self, answer: Answer, drafts: Mapping[str, Draft], panel: Panel) -> Steps:
+        """Ask the checks about these drafts. Returns an :class:`Outcome`."""
+        if self.is_idle:
+            return Outcome(answer, dict(drafts))
+        written = {
+            name: Written.of(answer, self._marks, draft, name) for name, draft in drafts.items()
+        }
+        faults = yield from self._faults(written)
+        eligible = {name: drafts[name] for name in drafts if name not in faults}
+        for name in faults:
+            self.refused.add(name)
+            self._note(written[name], faults[name])
+        if eligible:
+            return Outcome(answer, eligible)
+        return (yield from self._repaired(answer, written, faults, panel))
+
+    def _faults(self, written: Mapping[str, Written]) -> Steps:
+        """Ask about these drafts, all at once. Returns the first fault of each that fails."""
+        jobs: list[CheckJob] = []
+        parts: dict[str, range] = {}
+        same: dict[tuple[str, bool], str] = {}
+        for name, item in written.items():
+            twin = same.setdefault((item.draft.text, item.draft.ended), name)
+            if twin in parts:
+                parts[name] = parts[twin]
+                continue
+            start = len(jobs)
+            jobs += self._jobs(item)
+            parts[name] = range(start, len(jobs))
+        verdicts = yield from self._asked(jobs, next(iter(written.values())).before)
+        faults: dict[str, Fault] = {}
+        for name, item in written.items():
+            fault = _first_fault([(jobs[i], verdicts[i]) for i in parts[name]])
+            if fault is not None:
+                faults[name] = fault
+            else:
+                self._passed[name] = self._marks_after(item)
+        self._count([jobs[i] for i in range(len(jobs))], verdicts)
+        return faults
+
+    def _jobs(self, item: Written) -> Iterator[CheckJob]:
+        """What to ask about this draft."""
+        after = item.after
+        for check in self._checks:
+            places, _ = _places(check, after)
+            mark = item.marks[check.name]
+            for place in places:
+                is_empty_answer = after.finish is not None and not after.text
+                if place > mark or is_empty_answer:
+                    yield self._job(check, after, place, mark, item.author, item.draft.ended)
+
+    def _job(
+        self, check: Check, answer: Answer, place: int, mark: int, author: str, ended: bool
+    ) -> CheckJob:
+        text = answer.text[:place]
+        spoken = text if check.at == "call" else text[: answer.referee.before_calls(text)]
+        is_end = place == len(answer.text) or check.at == "answer"
+        calls = tuple(call for call, _ in answer.referee.calls(text))
+        done = is_end and answer.finish is not None
+        return CheckJob(check, spoken, spoken[mark:], author, done, calls)
+
+    def _marks_after(self, item: Written) -> Marks:
+        """How far each check has been asked once this draft has passed."""
+        after = item.after
+        return {
+            check.name: max([item.marks[check.name], *_places(check, after)[0]])
+            for check in self._checks
+        }
+
+    def _asked(self, jobs: Sequence[CheckJob], answer: Answer) -> Steps:
+        """The verdicts on these jobs. Raises if a check itself fails."""
+        if not jobs:
+            return ()
+        verdicts = yield CheckAsk(tuple(jobs))
+        for job, verdict in zip(jobs, verdicts, strict=True):
+            if verdict.is_broken:
+                raise broken_check(job.check, verdict, answer)
+        return verdicts
+
+    def _count(self, jobs: Sequence[CheckJob], verdicts: Verdicts) -> None:
+        for job, verdict in zip(jobs, verdicts, strict=True):
+            kind = "passed" if verdict.reason is None else "rejected"
+            self.counts[job.check.name][kind] += 1
+
+    def _note(self, item: Written, fault: Fault, kept: int = 0) -> None:
+        self.rejected.append(
+            Rejection(item.author, item.draft.text, fault.check.name, fault.reason, kept)
+        )
+
+    def thoughts(self, drafts: Mapping[str, Draft], answer: Answer) -> Steps:
+        """The reasoning of each draft that may be shown. Reasoning that a check refuses is not
+        shown; the answer goes on without it."""
+        thoughts = {name: draft.thought for name, draft in drafts.items() if draft.thought}
+        judging = [
+            check for check in self._checks if check.judges_reasoning and check.at in SEARCHED
+        ]
+        if not (thoughts and judging and self._settings.reasoning):
+            return thoughts
+        jobs = [
+            CheckJob(check, thought, thought, name, ended=True)
+            for name, thought in thoughts.items()
+            for check in judging
+        ]
+        verdicts = yield from self._asked(jobs, answer)
+        self._count(jobs, verdicts)
+        for job, verdict in zip(jobs, verdicts, strict=True):
+            if verdict.reason is not None and thoughts.pop(job.author, None) is not None:
+                self.rejected.append(
+                    Rejection(job.author, job.text, job.check.name, verdict.reason)
+                )
+        return thoughts
+
+    # --- when no draft passes ---------------------------------------------------------------------
+
+    def _repaired(
+        self,
+        answer: Answer,
+        written: Mapping[str, Written],
+        faults: Mapping[str, Fault],
+        panel: Panel,
+    ) -> Steps:
+        """Cut the best draft before its fault, or let members draft again."""
+        cuts: dict[str, int] = {}
+        for name, item in written.items():
+            cuts[name] = yield from self._cut_of(item, faults[name])
+
+        def rank(name: str) -> tuple[int, bool, float]:
+            return cuts[name], name == panel.lead, round(panel.weights.get(name, 0.0), 12)
+
+        author = max(written, key=rank)
+        item, fault, cut = written[author], faults[author], cuts[author]
+        if self._first is None:
+            after = item.after
+            self._first = First(
+                item, fault.check.name, after.text, item.draft.ended, after.tokens_left
+            )
+        is_new = self._makes_progress(fault, cut, item.marks)
+        self._exclude(item, cut, fault, panel)
+        if not is_new and self._attempts > self._settings.redrafts:
+            if not self._ask_others(panel, written):
+                return (yield from self._in_vain(answer, fault, panel))
+        elif not is_new:
+            yield from self._exclude_more(item, cut, fault, panel)
+        return (yield from self._restart(item, cut, fault))
+
+    def _cut_of(self, item: Written, fault: Fault) -> Steps:
+        """Where to cut this draft, or the held back text before it, so that the rest passes."""
+        mark = item.marks[fault.check.name]
+        text = item.after.text[: fault.place]
+        if fault.check.at not in SEARCHED:
+            return max(_unit_start(fault, text, item.after), item.before.shown)
+        places = self._cuts(item, fault.place)
+        tried = [place for place in places if place > mark]
+        low, high = -1, len(tried)  # tried[low] passes, tried[high] fails
+        while high - low > 1:
+            middle = (low + high) // 2
+            job = self._job(fault.check, item.after, tried[middle], mark, item.author, False)
+            verdicts = yield from self._asked([replace(job, ended=False)], item.before)
+            if verdicts[0].reason is None:
+                low = middle
+            else:
+                high = middle
+        if low >= 0:
+            return tried[low]
+        return max((place for place in places if place <= mark), default=mark)
+
+    def _cuts(self, item: Written, end: int) -> list[int]:
+        """The places before ``end`` where held back text and this draft can be cut."""
+        places: list[int] = []
+        for written in [*self._written, item]:
+            start = len(written.before.text)
+            places.append(start)
+            places += [start + at for at in beginnings(written.draft.text, written.draft.ends)]
+        return sorted({place for place in places if item.before.shown <= place < end})
+
+    def _makes_progress(self, fault: Fault, cut: int, marks: Marks) -> bool:
+        """Whether the cut leaves more text than any before. Otherwise it counts as an attempt."""
+        verified = marks[fault.check.name]
+        if verified > self._furthest:
+            self._attempts = 0
+        is_new = cut > max(self._furthest, verified)
+        self._furthest = max(self._furthest, verified, cut)
+        if is_new:
+            self._attempts = 0
+            self._others_asked = False
+        else:
+            self._attempts += 1
+        return is_new
+
+    def _exclude(self, item: Written, cut: int, fault: Fault, panel: Panel) -> None:
+        """Exclude the token behind the cut from what its author writes next."""
+        writer = self._writer_at(item, cut)
+        able = {member.name for member in panel.members if member.excludes}
+        if self._redraft is None or self._redraft.at != cut:
+            self._redraft = Redraft(cut, writer.author)
+        self._redraft.author = writer.author
+        self._tries += 1
+        tokens = [*writer.draft.tokens]
+        first = _tokens_before(writer.draft, cut - len(writer.before.text))
+        can_exclude = writer.author in able and fault.check.at in SEARCHED
+        if can_exclude and first is not None and first < len(tokens):
+            self._redraft.excluded.setdefault(writer.author, set()).add(tokens[first])
+            self._redraft.is_sampled = self._attempts > 2
+        else:
+            self._redraft.is_sampled = True
+        self._length = SHORT if fault.check.at in SEARCHED else None
+
+    def _exclude_more(self, item: Written, cut: int, fault: Fault, panel: Panel) -> Steps:
+        """Exclude every other first token that the check refuses too. They are known from the reply
+        to a job that excluded some, so this computes nothing."""
+        redraft = self._redraft
+        others = item.draft.others
+        is_here = len(item.before.text) == cut
+        if redraft is None or not others or not is_here or not _is_plain(fault.check.function):
+            return
+        before = item.before.text[:cut]
+        jobs = [
+            CheckJob(fault.check, before + text, text, item.author, ended=False)
+            for _, text in others
+        ]
+        verdicts = yield from self._asked(jobs, item.before)
+        refused = [
+            token
+            for (token, _), verdict in zip(others, verdicts, strict=True)
+            if verdict.reason is not None
+        ]
+        if len(refused) < len(others):
+            redraft.excluded.setdefault(item.author, set()).update(refused)
+
+    def _ask_others(self, panel: Panel, written: Mapping[str, Written]) -> bool:
+        """Let the members draft that have not been asked at this place, if there are any."""
+        others = [name for name in panel.drafters if name not in written]
+        if self._others_asked or not others:
+            return False
+        self._others_asked = True
+        self._only = tuple(others)
+        self._attempts = self._settings.redrafts
+        return True
+
+    def _restart(self, item: Written, cut: int, fault: Fault) -> Steps:
+        """Go on from the cut: with the beginning of the draft if anything is left of it, else with
+        another draft."""
+        writer = self._writer_at(item, cut)
+        part = _part_of(writer.draft, cut - len(writer.before.text))
+        if self._only is None or item.author not in self._only:
+            redraft = self._redraft
+            if not self._others_asked and redraft is not None:
+                self._only = (redraft.author,)
+        if writer is not item:
+            return Outcome(self._withdrawn_to(item, writer, part))
+        if not part.text:
+            return Outcome(item.before)
+        kept = Written.of(item.before, item.marks, part, item.author)
+        faults = yield from self._faults({item.author: kept})
+        if faults:
+            # another check refuses the beginning, for example because its last word is now known
+            self._note(kept, faults[item.author])
+            return Outcome(item.before)
+        self.rejected = [
+            replace(rejection, kept=len(part.text))
+            if (rejection.member, rejection.text) == (item.author, item.draft.text)
+            else rejection
+            for rejection in self.rejected
+        ]
+        self._only = None
+        return Outcome(item.before, {item.author: part}, is_repaired=True)
+
+    def _withdrawn_to(self, item: Written, writer: Written, part: Draft) -> Answer:
+        """The answer without the text from the cut on, which lies in an earlier draft."""
+        index = next(i for i, other in enumerate(self._written) if other is writer)
+        shown = item.before.shown
+        if part.text:
+            kept = Written.of(writer.before, writer.marks, part, writer.author)
+            answer = kept.after
+            self._written = [*self._written[:index], kept]
+        else:
+            answer = writer.before
+            self._written = self._written[:index]
+        self._marks = writer.marks
+        return replace(answer, shown=shown, released="")
+
+    def _writer_at(self, item: Written, cut: int) -> Written:
+        """The draft that continues the answer at this place."""
+        before = [other for other in [*self._written, item] if len(other.before.text) <= cut]
+        return before[-1] if before else item
+
+    # --- in vain ----------------------------------------------------------------------------------
+
+    def _in_vain(self, answer: Answer, fault: Fault, panel: Panel) -> Steps:
+        """No attempt has passed: what ``on_failure`` says."""
+        how = self._settings.on_failure
+        if how == "raise":
+            raise no_text_passed(fault, answer, self._settings.redrafts)
+        if how == "keep":
+            return (yield from self._kept(answer, panel))
+        ended = replace(answer, finish="check", released="")
+        jobs = []
+        for check in self._checks:
+            places, _ = _places(check, ended)
+            mark = self._marks.get(check.name, 0)
+            jobs += [
+                self._job(check, ended, place, mark, "", True) for place in places if place > mark
+            ]
+        verdicts = yield from self._asked(jobs, answer)
+        shown = answer.shown
+        if all(verdict.reason is None for verdict in verdicts):
+            shown = len(answer.text)
+        text = answer.text[:shown]
+        released = answer.text[answer.shown : shown]
+        return Outcome(replace(ended, text=text, shown=shown, released=released), is_over=True)
+
+    def _kept(self, answer: Answer, panel: Panel) -> Steps:
+        """The first draft that failed, unchanged. Its check is not asked any more."""
+        first = self._first
+        assert first is not None
+        item = first.written
+        self._checks = tuple(check for check in self._checks if check.name != first.check)
+        shared = [
+            other
+            for other in [
+                *self._written,
+                Written(answer, self._marks, Draft(""), item.author, answer),
+            ]
+            if first.text.startswith(other.before.text)
+        ]
+        base = max((other.before for other in shared), key=lambda other: len(other.text))
+        marks = next(other.marks for other in shared if other.before is base)
+        self._written = [o for o in self._written if len(o.after.text) <= len(base.text)]
+        self._marks = {check.name: marks[check.name] for check in self._checks}
+        base = replace(base, shown=answer.shown, released="")
+        draft = item.draft
+        if base.text != item.before.text:
+            draft = Draft(first.text[len(base.text) :], first.ended)
+            base = replace(base, tokens_left=first.tokens_left + 1)
+        self._first = self._redraft = self._only = self._length = None
+        self._attempts = 0
+        self.rejected = [
+            replace(rejection, is_shown=rejection.text == item.draft.text or rejection.is_shown)
+            for rejection in self.rejected
+        ]
+        outcome = yield from self.judged(base, {item.author: draft}, panel)
+        outcome.is_repaired = True
+        return outcome
+
+    # --- after the vote ---------------------------------------------------------------------------
+
+    def agreed(self, before: Answer, after: Answer, draft: Draft, author: str) -> Answer:
+        """The answer after the vote, of which only the verified part is shown."""
+        if self.is_idle:
+            return after
+        item = Written(before, self._marks, draft, author, after)
+        self._marks = self._passed.get(author, self._marks)
+        self._passed = {}
+        hold = min((_places(check, after)[1] for check in self._checks), default=len(after.text))
+        hold = max(hold, before.shown)
+        shown = min(after.shown, hold)
+        released = after.text[before.shown : shown]
+        answer = replace(after, shown=shown, verified=shown, released=released)
+        self._written = [
+            other for other in [*self._written, item] if len(other.after.text) > shown
+        ]
+        self._only = None
+        if self._length is not None:
+            self._length += 1
+            if self._length >= self._settings.segment_tokens:
+                self._length = None
+        if self._redraft is not None and shown > self._redraft.at:
+            self._redraft = None
+        if self._first is not None and shown > self._first.written.before.shown:
+            self._first = None
+        return answer
+
+
+# --- places ---------------------------------------------------------------------------------------
+
+
+def _places(check: Check, answer: Answer) -> tuple[list[int], int]:
+    """Where in this answer a check is asked, and how much of the answer it then lets pass."""
+    text = answer.text
+    spoken = answer.referee.before_calls(text)
+    in_calls = spoken < len(text)
+    is_over = answer.finish is not None
+    if check.at == "call":
+        ends = [end for _, end in answer.referee.calls(text)]
+        if is_over or not in_calls:
+            return ends, len(text)
+        return ends, ends[-1] if ends else spoken
+    if check.at == "answer":
+        if not is_over:
+            return [], 0
+        if in_calls and not text[:spoken].strip():
+            return [], len(text)
+        return [spoken], len(text)
+    places, hold = places_in(check.at, text[:spoken], is_over or in_calls)
+    return places, len(text) if in_calls and hold == spoken else hold
+
+
+def _unit_start(fault: Fault, text: str, answer: Answer) -> int:
+    """Where the unit begins that this check refuses."""
+    if fault.check.at == "block":
+        return places_in("block", text[:-1], False)[1]
+    if fault.check.at == "call":
+        ends = [end for _, end in answer.referee.calls(text)]
+        return ends[-2] if len(ends) > 1 else answer.referee.before_calls(text)
+    return 0
+
+
+def _first_fault(pairs: Sequence[tuple[CheckJob, Verdict]]) -> Fault | None:
+    faults = [
+        Fault(job.check, len(job.text), verdict.reason)
+        for job, verdict in pairs
+        if verdict.reason is not None
+    ]
+    return min(faults, key=lambda fault: fault.place, default=None)
+
+
+# --- parts of drafts ------------------------------------------------------------------------------
+
+
+def _tokens_before(draft: Draft, at: int) -> int | None:
+    """How many tokens lie before this place; None if that is not known."""
+    if at == 0:
+        return 0
+    if draft.ends is None or len(draft.ends) != len(draft.tokens) or at not in draft.ends:
+        return None
+    return draft.ends.index(at) + 1
+
+
+def _part_of(draft: Draft, at: int) -> Draft:
+    """The beginning of a draft, with its tokens where they are known."""
+    if at >= len(draft.text):
+        return draft if not draft.ended else replace(draft, ended=False, logprobs=None)
+    count = _tokens_before(draft, at)
+    if count is None:
+        return replace(
+            draft, text=draft.text[:at], ended=False, tokens=(), logprobs=None, ends=None, others=()
+        )
+    return replace(
+        draft,
+        text=draft.text[:at],
+        ended=False,
+        tokens=draft.tokens[:count],
+        logprobs=draft.logprobs and draft.logprobs[:count],
+        ends=draft.ends and draft.ends[:count],
+        others=(),
+    )
+
+
+def _is_plain(function: Any) -> bool:
+    """Whether many calls of it cost little: it is no coroutine function and no ``Runnable``."""
+    call = getattr(function, "__call__", None)  # noqa: B004
+    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+    return not is_async and not hasattr(function, "invoke")
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+
+def broken_check(check: Check, verdict: Verdict, answer: Answer) -> CheckError:
+    """The error of a check that failed itself."""
+    error = CheckError(
+        f"the check {check.name!r} failed: it {verdict.reason}",
+        text=answer.text[: answer.shown],
+        check=check.name,
+        reason=verdict.reason or "",
+    )
+    error.__cause__ = verdict.cause
+    advice = "text that could not be verified is not shown; mend the check, or leave it out"
+    return advised(error, advice)
+
+
+def no_text_passed(fault: Fault, answer: Answer, redrafts: int) -> CheckError:
+    """The error of an answer that no draft could continue."""
+    error = CheckError(
+        f"no text passed the check {fault.check.name!r}: {fault.reason} "
+        f"(redrafts={redrafts} in a row)",
+        text=answer.text[: answer.shown],
+        check=fault.check.name,
+        reason=fault.reason,
+    )
+    advice = (
+        "raise redrafts=, add a member, or choose on_failure='end' or 'keep'; .text has what was "
+        "streamed"
+    )
+    return advised(error, advice)
+
