@@ -3,9 +3,10 @@ depend on tokenizers or members."""
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -62,6 +63,10 @@ def bytewise() -> Vocabulary:
     return Vocabulary([bytes([byte]) for byte in range(256)])
 
 
+def _no_call(answer: str) -> ToolCall | None:
+    return None
+
+
 class _Place(NamedTuple):
     """The state of one text in the grammar and among its calls. It is forked and never changed."""
 
@@ -81,6 +86,7 @@ class Ruling(Referee):
         self._start = _Place(bytewise().grammar(constraint).start(), reader_for(constraint))
         self._places: OrderedDict[str, _Place] = OrderedDict()
         self._lock = threading.RLock()
+        self._lone: Callable[[str], ToolCall | None] = _no_call
 
     def legal(self, answer: str, draft: str) -> int:
         data = draft.encode("utf-8", "surrogatepass")
@@ -174,7 +180,15 @@ class Ruling(Referee):
             return len(answer)
         return calls.prose
 
+    def with_lone_calls(self, lone: Callable[[str], ToolCall | None]) -> Ruling:
+        """This referee, for which a text that ``lone`` reads as a call is one, too."""
+        other = copy.copy(self)
+        other._lone = lone
+        return other
+
     def before_calls(self, answer: str) -> int:
+        if self._lone(answer) is not None:
+            return 0
         with self._lock:
             calls = self._at(answer).calls
         if calls is None or calls.undecided:
@@ -184,7 +198,10 @@ class Ruling(Referee):
     def calls(self, answer: str) -> tuple[tuple[ToolCall, int], ...]:
         with self._lock:
             calls = self._at(answer).calls
-        return () if calls is None else tuple(zip(calls.calls, calls.ends, strict=True))
+        if calls is not None and calls.calls:
+            return tuple(zip(calls.calls, calls.ends, strict=True))
+        call = self._lone(answer)
+        return () if call is None else ((call, len(answer)),)
 
     def _at(self, answer: str) -> _Place:
         if answer in self._places:

@@ -17,7 +17,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from ..errors import CheckError, advised
+from ..errors import CheckError, advised, amount
 from .answer import Answer
 from .checks import Check, CheckAsk, CheckJob, Verdict, Verdicts, beginnings, places_in
 from .options import Settings
@@ -129,6 +129,8 @@ class Checking:
         self._length: int | None = None
         """The length of drafts after a fault."""
         self._first: First | None = None
+        self._last: Fault | None = None
+        """The last fault of a whole answer."""
         # what the current round reports
         self.rejected: list[Rejection] = []
         self.refused: set[str] = set()
@@ -188,13 +190,38 @@ class Checking:
             name: Written.of(answer, self._marks, draft, name) for name, draft in drafts.items()
         }
         faults = yield from self._faults(written)
-        eligible = {name: drafts[name] for name in drafts if name not in faults}
         for name in faults:
             self.refused.add(name)
             self._note(written[name], faults[name])
+        eligible = {name: drafts[name] for name in drafts if name not in faults}
         if eligible:
             return Outcome(answer, eligible)
         return (yield from self._repaired(answer, written, faults, panel))
+
+    def passing(self, answer: Answer, drafts: Mapping[str, Draft]) -> Steps:
+        """Which of these whole answers pass: their names."""
+        if self.is_idle:
+            return list(drafts)
+        written = {
+            name: Written.of(answer, self._marks, draft, name) for name, draft in drafts.items()
+        }
+        faults = yield from self._faults(written)
+        for name in faults:
+            self._note(written[name], faults[name])
+            self._last = faults[name]
+        return [name for name in drafts if name not in faults]
+
+    def keep(self, name: str) -> None:
+        """Mark that this member's answer is shown although a check refuses it."""
+        self.rejected = [
+            replace(rejection, is_shown=rejection.is_shown or rejection.member == name)
+            for rejection in self.rejected
+        ]
+
+    def none_passed(self, answer: Answer, samples: int) -> CheckError:
+        """The error if no whole answer has passed."""
+        assert self._last is not None
+        return no_text_passed(self._last, answer, f"{amount(samples, 'answer')} asked for")
 
     def _faults(self, written: Mapping[str, Written]) -> Steps:
         """Ask about these drafts, all at once. Returns the first fault of each that fails."""
@@ -472,7 +499,8 @@ class Checking:
         """No attempt has passed: what ``on_failure`` says."""
         how = self._settings.on_failure
         if how == "raise":
-            raise no_text_passed(fault, answer, self._settings.redrafts)
+            attempts = f"redrafts={self._settings.redrafts} in a row"
+            raise no_text_passed(fault, answer, attempts)
         if how == "keep":
             return (yield from self._kept(answer, panel))
         ended = replace(answer, finish="check", released="")
@@ -651,11 +679,10 @@ def broken_check(check: Check, verdict: Verdict, answer: Answer) -> CheckError:
     return advised(error, advice)
 
 
-def no_text_passed(fault: Fault, answer: Answer, redrafts: int) -> CheckError:
+def no_text_passed(fault: Fault, answer: Answer, attempts: str) -> CheckError:
     """The error of an answer that no draft could continue."""
     error = CheckError(
-        f"no text passed the check {fault.check.name!r}: {fault.reason} "
-        f"(redrafts={redrafts} in a row)",
+        f"no text passed the check {fault.check.name!r}: {fault.reason} ({attempts})",
         text=answer.text[: answer.shown],
         check=fault.check.name,
         reason=fault.reason,

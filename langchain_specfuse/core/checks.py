@@ -96,7 +96,7 @@ def as_check(given: Any) -> Check:
     if isinstance(given, Check):
         return given
     if isinstance(given, type) or not (callable(given) or hasattr(given, "invoke")):
-        error = UsageError(f"a check must be a function, got {type(given).__name__}")
+        error = UsageError(f"checks must be functions, got {type(given).__name__}")
         advice = "it takes the text so far, and returns None or the reason why it may not stand"
         raise advised(error, advice)
     return Check(given, _name_of(given))

@@ -3,7 +3,9 @@ weight wins.
 
 This is for questions with a short result (a number, a choice, an object), and for members that
 cannot continue a text. Nothing can be streamed before the answers agree. Members, or further
-samples of them, are asked only until no other result can win any more.
+samples of them, are asked only until no other result can win any more. With checks of the user and
+no result to agree on, they are asked one after the other, the cheapest first, until an answer
+passes.
 
 Paper: it agrees segment by segment only. Taking the most frequent of several sampled results is
 self-consistency (Wang et al., 2023).
@@ -17,6 +19,7 @@ from dataclasses import dataclass, field, replace
 
 from ..errors import UsageError, advised
 from .answer import Answer, legal_part
+from .checking import Checking
 from .options import Settings
 from .panel import Panel
 from .referee import FREE, Referee
@@ -26,6 +29,7 @@ from .rounds import (
     Budget,
     Clock,
     Loop,
+    ended_round,
     is_refused,
     refused_round,
     without_failed,
@@ -58,6 +62,10 @@ class Tally:
     """result -> the voters whose answers have it."""
     silent: list[Voter] = field(default_factory=list)
     """Voters whose answers contain no result."""
+    samples: int = 1
+    """How many samples of each member may be asked."""
+    first_wins: bool = False
+    """The first answer that passes all checks is the winner."""
 
     def weight(self, result: Hashable) -> float:
         return math.fsum(voter.weight for voter in self.groups[result])
@@ -67,11 +75,19 @@ class Tally:
         found first comes first; this is the lead's, if it has one."""
         return sorted(self.groups, key=lambda result: -round(self.weight(result), 12))
 
+    def winners(self) -> list[Voter]:
+        """The voters with the result that has won; without any result, the first voter whose answer
+        may stand."""
+        ranked = self.ranked()
+        return self.groups[ranked[0]] if ranked else self.silent[:1]
+
     def is_decided(self, more: int = 0) -> bool:
         """Whether no waiting voter can change the winner, provided that the next ``more`` voters
         all return the winner's result."""
         if not self.waiting:
             return True
+        if self.first_wins:
+            return bool(self.groups or self.silent)
         weights = [self.weight(result) for result in self.ranked()] + [0.0, 0.0]
         best = weights[0] + math.fsum(voter.weight for voter in self.waiting[:more])
         rest = math.fsum(voter.weight for voter in self.waiting[more:])
@@ -79,6 +95,8 @@ class Tally:
 
     def next(self) -> list[Voter]:
         """The fewest voters that could decide, at most one of each member."""
+        if self.first_wins:
+            return self.waiting[:1]
         enough = 1
         while enough < len(self.waiting) and not self.is_decided(enough):
             enough += 1
@@ -97,15 +115,21 @@ class Tally:
 
 def answers(query: Query, settings: Settings, panel: Panel, referee: Referee = FREE) -> Loop:
     """As :func:`.rounds`: one round, in which a whole answer is agreed."""
-    result_of = RESULTS[settings.result] if isinstance(settings.result, str) else settings.result
-    assert result_of is not None
+    first_wins = settings.result is None
+    result_of = _text_itself
+    if not first_wins:
+        by_name = isinstance(settings.result, str)
+        result_of = RESULTS[settings.result] if by_name else settings.result
     answer = Answer(
         stop=settings.stop_strings, budget=settings.max_tokens, referee=referee
     ).started()
     before = panel
     clock = Clock(Budget(settings.max_calls, settings.max_cost))
+    checking = Checking(settings)
+    checking.begin_round()
     drafts: dict[str, Draft] = {}
-    tally = Tally(voters(panel, settings.samples))
+    waiting = voters(panel, settings.samples, cheapest_first=first_wins)
+    tally = Tally(waiting, samples=settings.samples, first_wins=first_wins)
     while not tally.is_decided():
         asked = tally.next()
         can_pay = not clock.budget.is_spent
@@ -119,18 +143,42 @@ def answers(query: Query, settings: Settings, panel: Panel, referee: Referee = F
         panel = without_failed(panel, jobs, replies, answer, 1, needed=not drafts)
         staying = panel.weights
         tally.waiting = [v for v in tally.waiting if v not in asked and v.member in staying]
+        new: dict[str, Draft] = {}
         for voter in asked:
             reply = replies[voter.member]
             if isinstance(reply, Draft) and voter.member in staying:
-                draft = legal_part(reply, answer)
-                drafts[voter.name] = draft
-                tally.count(voter, _result(result_of, answer.text + draft.text))
+                new[voter.name] = legal_part(reply, answer)
+        drafts |= new
+        passing = yield from checking.passing(answer, new)
+        clock.lap_checks(checking)
+        for voter in asked:
+            if voter.name in passing:
+                tally.count(voter, _result(result_of, answer.text + new[voter.name].text))
     if is_refused(settings, clock, drafts):
-        yield refused_round(1, panel, before, answer, drafts, clock)
+        yield refused_round(1, panel, before, answer, drafts, clock, checking)
         return
-    ranked = tally.ranked()
-    agreed = tally.groups[ranked[0]] if ranked else tally.silent[:1]
-    yield _round(panel, before, answer, drafts, tally, agreed, clock)
+    agreed = tally.winners()
+    if not agreed and settings.on_failure == "raise":
+        raise checking.none_passed(answer, len(drafts))
+    if not agreed and settings.on_failure == "end":
+        yield ended_round(1, panel, before, answer, drafts, clock, checking, "")
+        return
+    if not agreed:
+        agreed = [_greedy(before, drafts)]
+        checking.keep(agreed[0].name)
+    agreed_drafts = {voter.name: drafts[voter.name] for voter in agreed}
+    thoughts = yield from checking.thoughts(agreed_drafts, answer)
+    yield _round(panel, before, answer, drafts, tally, agreed, clock, checking, thoughts)
+
+
+def _text_itself(text: str) -> Hashable:
+    return text
+
+
+def _greedy(panel: Panel, drafts: Mapping[str, Draft]) -> Voter:
+    """The lead's own answer, or that of the first member that gave one."""
+    order = [voter for voter in voters(panel, 1) if voter.name in drafts]
+    return order[0]
 
 
 def _whole_answers(
@@ -199,11 +247,14 @@ def _result(result_of: Result, text: str) -> Hashable:
     return result
 
 
-def voters(panel: Panel, samples: int) -> list[Voter]:
-    """The first samples of all members, the lead's first and then by weight; then all second
-    samples, and so on."""
+def voters(panel: Panel, samples: int, *, cheapest_first: bool = False) -> list[Voter]:
+    """The first samples of all members, then all second samples, and so on: the lead's first and
+    then by weight, or by the members' sizes."""
+    sizes = {member.name: member.size or math.inf for member in panel.members}
 
-    def rank(name: str) -> tuple[bool, float]:
+    def rank(name: str) -> tuple[float, float]:
+        if cheapest_first:
+            return sizes[name], 0.0
         return name != panel.lead, -round(panel.weights[name], 12)
 
     order = sorted(panel.drafters, key=rank)
@@ -258,13 +309,15 @@ def _round(
     tally: Tally,
     agreed: Sequence[Voter],
     clock: Clock,
+    checking: Checking,
+    thoughts: Mapping[str, str],
 ) -> Round:
     """The round in which these voters agreed."""
     winner = agreed[0]
     draft = drafts[winner.name]
     groups = [*tally.groups.values(), *([voter] for voter in tally.silent)]
     whole = math.fsum(voter.weight for group in groups for voter in group)
-    totals: dict[str, float] = {}
+    totals = dict.fromkeys(drafts, 0.0)
     votes: dict[str, dict[str, float]] = {}
     samples: dict[str, str] = {}
     for group in groups:
@@ -272,8 +325,9 @@ def _round(
         for voter in group:
             totals[voter.name] = share
             votes[voter.name] = {author.name: 1.0 / len(group) for author in group}
-            if voter.sample:
-                samples[voter.name] = voter.member
+    for voter in voters(before, tally.samples):
+        if voter.sample and voter.name in drafts:
+            samples[voter.name] = voter.member
     tokens = {winner.member: draft.tokens} if draft.tokens else {}
     segment = Segment(draft.text, draft.ended, tokens)
     answer = answer.plus(segment)
@@ -286,16 +340,18 @@ def _round(
         drafts=drafts,
         scores={},
         votes=votes,
-        totals={name: totals[name] for name in drafts},
+        totals=totals,
         rewards={},
         weights_before=before.weights,
         weights=panel.weights,
         forced=answer.forced,
-        thoughts={name: draft.thought for name, draft in drafts.items() if draft.thought},
+        thoughts=thoughts,
         lead=panel.lead or "",
         refusals=clock.refusals,
         left=panel.left[len(before.left) :],
         samples=samples,
+        rejected=tuple(checking.rejected),
+        checks=checking.counts,
         finish=answer.finish or "length",
         stalled=answer.stalled or answer.finish is None,
         efforts=clock.efforts,

@@ -17,6 +17,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from ..core.checks import CheckAsk, Verdicts
 from ..core.member import Member
@@ -25,8 +26,10 @@ from ..core.round import Round
 from ..core.rounds import Loop
 from ..core.values import Ask, DraftJob, Replies, Reply
 from ..errors import BusyError, advised, amount
-from .checker import Checker
 from .worker import QueuedJob, forked, refuse_fork, worker_for
+
+if TYPE_CHECKING:
+    from .checker import Checker
 
 log = logging.getLogger("langchain_specfuse")
 

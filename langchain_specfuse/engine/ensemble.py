@@ -7,6 +7,7 @@ import math
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from typing import TYPE_CHECKING
 
 from ..core.ballot import largest
 from ..core.consensus import answers
@@ -18,9 +19,11 @@ from ..core.round import Round
 from ..core.rounds import Loop, rounds
 from ..core.values import Panelist, Query
 from ..errors import MemberError, UsageError, advised, emptied
-from .checker import Checker
 from .drive import Admission, adrive, drive
 from .worker import refuse_fork, worker_for
+
+if TYPE_CHECKING:
+    from .checker import Checker
 
 
 class Ensemble:

@@ -4,15 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from langchain_specfuse.core.checks import CheckAsk
 from langchain_specfuse.core.consensus import answers, voters
 from langchain_specfuse.core.options import Settings
 from langchain_specfuse.core.panel import Panel
 from langchain_specfuse.core.results import final_number
 from langchain_specfuse.core.round import Round
 from langchain_specfuse.core.values import Ask, Draft, Failure, Panelist
-from langchain_specfuse.errors import UsageError
+from langchain_specfuse.errors import CheckError, UsageError
 
-from .play import QUERY
+from .play import QUERY, verdict_of
 
 NUMBER = Settings(max_tokens=20, segment="answer", result="number")
 
@@ -22,14 +23,19 @@ def says(*texts, ended=True):
     return lambda job, number: Draft(texts[number % len(texts)], ended, (1, 2, 3))
 
 
-def asked_of(members, settings=NUMBER, prior=None, lead=None):
+def asked_of(members, settings=NUMBER, prior=None, lead=None, sizes=None):
     """Return the round and, per ask, the members that were asked."""
-    loop = answers(QUERY, settings, Panel.of([Panelist(name) for name in members], prior, lead))
+    sizes = sizes or {}
+    panelists = [Panelist(name, size=sizes.get(name, 0)) for name in members]
+    loop = answers(QUERY, settings, Panel.of(panelists, prior, lead))
     replies, asks, times = None, [], dict.fromkeys(members, 0)
     while True:
         item = loop.send(replies)
         if isinstance(item, Round):
             return item, asks
+        if isinstance(item, CheckAsk):
+            replies = tuple(map(verdict_of, item.jobs))
+            continue
         assert isinstance(item, Ask)
         asks.append(item)
         replies = {}
@@ -137,3 +143,60 @@ def test_stopping_early_never_changes_the_result(results, samples):
         totals[result] = totals.get(result, 0.0) + voter.weight
     best = max(totals.values())
     assert totals[final_number(round.text)] == pytest.approx(best)
+
+
+# --- with checks ----------------------------------------------------------------------------------
+
+
+def has_42(text):
+    return None if "42" in text else "does not say 42"
+
+
+def is_polite(text):
+    return None if text.startswith("I ") else "is not polite"
+
+
+CHECKED = Settings(max_tokens=20, segment="answer", checks=[has_42], samples=3)
+
+
+def test_without_a_result_the_first_answer_that_passes_wins_and_nobody_else_is_asked():
+    round, asks = asked_of(THREE, CHECKED)
+    assert (round.text, round.winner) == ("Say 42", "b")
+    assert names(asks) == [["a"], ["b"]]
+    assert [(r.member, r.text, r.reason) for r in round.rejected] == [
+        ("a", "It is 41.", "does not say 42")
+    ]
+    assert round.checks == {"has_42": {"passed": 1, "rejected": 1}}
+    assert round.totals["a"] == 0.0
+
+
+def test_the_cheapest_members_are_asked_first_and_greedy_answers_before_samples():
+    members = {"big": says("no", "no", "42"), "small": says("no", "no", "no")}
+    round, asks = asked_of(members, CHECKED, sizes={"big": 1500, "small": 135})
+    assert names(asks) == [["small"], ["big"], ["small"], ["big"], ["small"], ["big"]]
+    assert round.text == "42"
+    assert round.member == "big"
+    assert round.winner == "big#3"
+    temperatures = [job.sampling.temperature for ask in asks for job in ask.jobs.values()]
+    assert temperatures[:2] == [0.0, 0.0]
+    assert min(temperatures[2:]) >= 0.7
+
+
+def test_with_a_result_members_agree_on_one_of_the_answers_that_pass():
+    settings = NUMBER.model_copy(update={"checks": Settings(checks=[is_polite]).checks})
+    round, _ = asked_of(THREE, settings)
+    assert round.text == "I found 42."
+    assert {rejection.member for rejection in round.rejected} == {"a", "b"}
+
+
+def test_no_answer_that_passes_is_an_error_an_empty_answer_or_the_greedy_one():
+    bad = {"a": says("one", "two"), "b": says("three", "four")}
+    with pytest.raises(CheckError, match=r"has_42.*does not say 42") as raised:
+        asked_of(bad, CHECKED, lead="b")
+    assert raised.value.text == ""
+    for how, text, finish in (("end", "", "check"), ("keep", "three", "stop")):
+        settings = CHECKED.model_copy(update={"on_failure": how})
+        round, asks = asked_of(bad, settings, lead="b")
+        assert (round.text, round.finish) == (text, finish)
+        assert len(asks) == 6
+    assert [r.member for r in round.rejected if r.is_shown] == ["b"]
