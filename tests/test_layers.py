@@ -18,6 +18,7 @@ MAY_IMPORT = {
     "core": {"errors", "secret_values"},
     "engine": {"core", "errors"},
     "constraints": {"core", "errors"},
+    "checks": {"constraints", "core", "errors"},
     "members": {"constraints", "core", "errors", "secret_values"},
     "show": {"core", "errors"},
     "demo": {"members", "core", "errors"},
@@ -219,6 +220,10 @@ def test_the_tables_see_wrong_imports(monkeypatch, tmp_path):
         (
             "import langchain_specfuse.engine",
             {"torch", "transformers", "langchain_core"},
+        ),
+        (
+            "from langchain_specfuse import checks; checks.forbids('a')",
+            {"torch", "transformers", "langchain_core", "pydantic", "jsonschema", "llguidance"},
         ),
         (
             "import langchain_specfuse.members.server",

@@ -1,7 +1,30 @@
 """Checks of what is streamed: ``SpecFuseChatModel(checks=[...])``.
 
-A check takes the answer so far and returns None, or the reason why that text may not stand.
+A check takes the answer so far and returns None, or the reason why that text may not stand. Every
+function is one; those here are ready-made.
+
+| check | asked at every | |
+| --- | --- | --- |
+| :func:`forbids` | segment | the answer contains nothing that matches a pattern |
+| :func:`max_words`, :func:`max_sentences` | segment | it is not longer |
+| :func:`lowercase` | segment | it has no capital letters |
+| :func:`grounded` | sentence | its numbers, dates, quotations and links are in the sources |
+| :func:`requires` | answer | it contains something that matches a pattern |
+| :func:`json_schema` | answer | it is JSON, and valid |
+| :func:`python` | answer | its code runs and passes tests |
+
+A check that is asked at the whole answer holds it back until it is complete. :func:`at` asks a
+check elsewhere.
 """
 
 from ..core.checks import Check as Check
 from ..core.checks import CheckContext as CheckContext
+from .code import python as python
+from .placing import at as at
+from .schemas import json_schema as json_schema
+from .sources import grounded as grounded
+from .words import forbids as forbids
+from .words import lowercase as lowercase
+from .words import max_sentences as max_sentences
+from .words import max_words as max_words
+from .words import requires as requires

@@ -1,0 +1,219 @@
+"""The facts in a text that can be looked up: numbers, dates, quotations and links.
+
+``dateutil`` and ``dateparser`` read one date from a text that is one; finding the dates of a
+sentence is what they are bad at ("may", "sat" and "10" become dates). So a few patterns are written
+here, for English.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator, Sequence
+from decimal import Decimal
+from functools import lru_cache
+from typing import NamedTuple, TypeAlias
+
+QUOTED_WORDS = 3
+"""Shorter quotations are names and titles, and need no source."""
+
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_MONTH = (
+    r"(Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?|"
+    r"Sept?(?:ember)?|Oct(?:ober)?|Nov(?:ember)?|Dec(?:ember)?)\b\.?"
+)
+_DAY = r"(\d{1,2})(?:st|nd|rd|th|\.)?"
+_YEAR = r"(\d{4})(?!\d)"
+_DATES = {
+    "ymd": re.compile(rf"(?<![\w.-]){_YEAR}[-/.](\d{{1,2}})[-/.](\d{{1,2}})(?![\w-])"),
+    "xxy": re.compile(rf"(?<![\w.-])(\d{{1,2}})[-/.](\d{{1,2}})[-/.]{_YEAR}"),
+    "dmy": re.compile(rf"(?<![\w.]){_DAY} (?:of )?{_MONTH}(?:,? {_YEAR})?"),
+    "mdy": re.compile(rf"\b{_MONTH} (\d{{1,2}})(?:st|nd|rd|th)?(?![\d:%])(?:,? {_YEAR})?"),
+    "my": re.compile(rf"\b{_MONTH},? {_YEAR}"),
+}
+"""The order of the parts -> how such a date is written."""
+_LINK = re.compile(r"(?:https?://|www\.)[^\s<>\"“”]+", re.IGNORECASE)
+_QUOTATION = re.compile(r"“([^“”]+)”|„([^„“”]+)[“”]|«([^«»]+)»|(?<!\w)\"(?=\S)([^\"\n]+)\"(?!\w)")
+_OMISSION = re.compile(r"…|\.\.\.|\[[^\[\]]*\]")
+_SCALES = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_NUMBER = re.compile(
+    r"(?<![\w.])(\d{1,2}(?::\d\d)+(?!\d)|\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)*)"
+    rf"(?:[ -]({'|'.join(_SCALES)})s?\b)?",
+    re.IGNORECASE,
+)
+_UNJUDGED = re.compile(r"^[ \t>*-]*\d+[.)](?=\s)|\[\d+(?:\s*[,–-]\s*\d+)*\]", re.MULTILINE)
+"""The number of an item in a list, and a mark that refers to a source."""
+# fmt: off
+_SMALL = (
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven",
+    "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
+    "twenty",
+)
+# fmt: on
+_WORDS = {word: str(number) for number, word in enumerate(_SMALL)}
+_WORDS |= {"first": "1", "second": "2", "third": "3", "dozen": "12", "hundred": "100"}
+
+
+class Facts(NamedTuple):
+    """What a source contains."""
+
+    numbers: frozenset[str]
+    dates: frozenset[tuple[int, int, int]]
+    words: str
+    links: frozenset[str]
+
+
+class _Number(NamedTuple):
+    value: str
+
+    def is_in(self, facts: Facts) -> bool:
+        return self.value in facts.numbers
+
+
+class _Date(NamedTuple):
+    readings: tuple[tuple[int, int, int], ...]
+    """Each is a year, a month and a day; 0 for what the date does not say."""
+
+    def is_in(self, facts: Facts) -> bool:
+        return any(_agree(mine, other) for mine in self.readings for other in facts.dates)
+
+
+def _agree(claim: tuple[int, int, int], source: tuple[int, int, int]) -> bool:
+    return all(part in (0, other) for part, other in zip(claim, source, strict=True))
+
+
+class _Quotation(NamedTuple):
+    parts: tuple[str, ...]
+
+    def is_in(self, facts: Facts) -> bool:
+        return all(f" {part} " in facts.words for part in self.parts)
+
+
+class _Link(NamedTuple):
+    address: str
+
+    def is_in(self, facts: Facts) -> bool:
+        return self.address in facts.links
+
+
+Fact: TypeAlias = _Number | _Date | _Quotation | _Link
+
+
+class Claim(NamedTuple):
+    """A fact that needs a source."""
+
+    kind: str
+    """``number``, ``date``, ``quotation`` or ``link``."""
+    spelling: str
+    fact: Fact
+
+
+@lru_cache(maxsize=128)
+def facts_in(source: str) -> Facts:
+    """What a source contains. A date counts as its numbers, too."""
+    text = _plain(source)
+    links = frozenset(_address(found[0]) for found in _LINK.finditer(text))
+    words = _words(text)
+    text = _LINK.sub(" ", text)
+    numbers: set[str] = {_WORDS[word] for word in words.split() if word in _WORDS}
+    for found in _NUMBER.finditer(text):
+        numbers |= {_value(found), _value(found, scaled=False)}
+    dates: set[tuple[int, int, int]] = set()
+    for _, readings in _dates_in(text):
+        dates.update(readings)
+        numbers |= {str(part) for reading in readings for part in reading}
+    return Facts(frozenset(numbers), frozenset(dates), f" {words} ", links)
+
+
+def claims_in(answer: str) -> Iterator[Claim]:
+    """All that needs a source, in this text.
+
+    >>> [(claim.kind, claim.spelling) for claim in claims_in("1. In 1998, on May 5, “so be it”.")]
+    [('quotation', '“so be it”'), ('date', 'May 5'), ('number', '1998')]
+    """
+    text = _plain(answer)
+    for link in _LINK.finditer(text):
+        yield Claim("link", _trimmed(link[0]), _Link(_address(link[0])))
+    text = _LINK.sub(" ", text)
+    for quotation in _QUOTATION.finditer(text):
+        parts = _parts(quotation)
+        if sum(len(part.split()) for part in parts) >= QUOTED_WORDS:
+            yield Claim("quotation", quotation[0], _Quotation(parts))
+    text = _UNJUDGED.sub(" ", text)
+    for found, readings in _dates_in(text):
+        yield Claim("date", found[0], _Date(readings))
+        text = text[: found.start()] + " " * len(found[0]) + text[found.end() :]
+    for number in _NUMBER.finditer(text):
+        yield Claim("number", number[0], _Number(_value(number)))
+
+
+def _parts(quotation: re.Match[str]) -> tuple[str, ...]:
+    """The words of a quotation, in parts if something is left out of it."""
+    inside = next(filter(None, quotation.groups()))
+    return tuple(filter(None, map(_words, _OMISSION.split(inside))))
+
+
+def _plain(text: str) -> str:
+    """The text with one spelling of every digit and space: a narrow space inside a number is left
+    out, and a hyphen is a hyphen."""
+    text = re.sub(r"(?<=\d)[\u00a0\u2009\u202f'’](?=\d{3}(?!\d))", ",", text)
+    text = unicodedata.normalize("NFKC", text)
+    return re.sub(r"[\u2010-\u2012\u2212]", "-", text)
+
+
+def _words(text: str) -> str:
+    return " ".join(re.findall(r"\w+", text.casefold()))
+
+
+def _trimmed(link: str) -> str:
+    """The link without the punctuation behind it."""
+    while link:
+        is_unopened = link[-1] == ")" and link.count("(") < link.count(")")
+        if link[-1] not in ".,;:!?'*_`]}" and not is_unopened:
+            break
+        link = link[:-1]
+    return link
+
+
+def _address(link: str) -> str:
+    address = re.sub(r"(?i)^(https?://)?(www\.)?", "", _trimmed(link)).rstrip("/")
+    host, slash, path = address.partition("/")
+    return host.lower() + slash + path
+
+
+def _value(found: re.Match[str], *, scaled: bool = True) -> str:
+    """The number in a spelling that all equal numbers share."""
+    digits = found[1].replace(",", "")
+    if ":" in digits:
+        return digits.removeprefix("0")
+    if digits.count(".") > 1:
+        return digits
+    power = _SCALES[found[2].lower()] if found[2] and scaled else 0
+    return f"{(Decimal(digits) * 10**power).normalize():f}"
+
+
+def _dates_in(text: str) -> Iterator[tuple[re.Match[str], tuple[tuple[int, int, int], ...]]]:
+    """The dates of a text with the ways to read them. Dates do not overlap."""
+    taken: list[tuple[int, int]] = []
+    for order, pattern in _DATES.items():
+        for found in pattern.finditer(text):
+            start, end = found.span()
+            readings = tuple(_readings(order, found.groups()))
+            if readings and all(end <= left or right <= start for left, right in taken):
+                taken.append((start, end))
+                yield found, readings
+
+
+def _readings(order: str, parts: Sequence[str | None]) -> Iterator[tuple[int, int, int]]:
+    """The dates that this may be, as year, month and day."""
+    for letters in dict.fromkeys((order.replace("xx", "dm"), order.replace("xx", "md"))):
+        known = dict.fromkeys("ymd", 0)
+        for letter, part in zip(letters, parts, strict=True):
+            if part:
+                known[letter] = int(part) if part.isdigit() else _month(part)
+        if known["m"] <= 12 and known["d"] <= 31:
+            yield known["y"], known["m"], known["d"]
+
+
+def _month(name: str) -> int:
+    return _MONTHS.index(name[:3].lower()) + 1

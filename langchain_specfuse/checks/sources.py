@@ -1,0 +1,93 @@
+"""The check that an answer takes its facts from its sources.
+
+No library was found that does this without a model. The validators of Guardrails' hub with this
+purpose (``provenance_llm``, ``grounded_ai_hallucination``) ask one, as do ragas and NeMo
+Guardrails. This check compares spellings, so it costs nothing and cannot be talked round. It does
+not know whether a sentence is true: a number from the sources may be said of the wrong thing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+from ..core.checks import Check, CheckContext
+from ..errors import UsageError, advised, amount
+from .facts import claims_in, facts_in
+
+
+def grounded(sources: Sequence[Any] | None = None) -> Check:
+    """Every number, date, quotation and link of the answer occurs in the sources.
+
+    >>> check = grounded(["Opened on 5 March 1998. It cost 2.5 million euros."])
+    >>> check.function("It opened on March 5th, 1998, and cost €2,500,000.")
+    >>> check.function("It opened in 1999.")
+    'the number 1999 is not in the sources'
+
+    ``sources`` is a list of texts or of LangChain's documents. Without it, the sources are the
+    messages of the conversation, with the results of tools.
+
+    Two spellings of one fact are equal: 1,000 and 1000, 2.5 million and 2,500,000, 5% and 5
+    percent, 2024-03-05 and March 5, 2024 (and 03/05/2024, read both ways). "Five" in a source
+    allows 5. Signs, currencies and units are not compared. A date without a day or year agrees with
+    every date that contains it. Quotations count from three words on; their capitals and
+    punctuation do not matter. Not judged: numbers written as words, numbers inside names (GPT4),
+    the numbers of a list, and marks such as [2].
+
+    It is asked at every sentence, because half a sentence may end in half a fact: "2.5" before
+    "million", or "5 March" before the year.
+    """
+    if sources is None:
+        return _ready(GroundedInMessages(), "grounded()")
+    if isinstance(sources, str) or not isinstance(sources, Sequence):
+        error = UsageError(f"sources must be a list, got {type(sources).__name__}")
+        raise advised(error, "for example checks.grounded(['The tower is 324 m high.'])")
+    texts = tuple(_text_of(source) for source in sources)
+    digest = sha256("\0".join(texts).encode("utf-8", "surrogatepass")).hexdigest()
+    return _ready(GroundedInTexts(texts), f"grounded({digest})")
+
+
+def _ready(function: Any, identity: str) -> Check:
+    return Check(function, "grounded", at="sentence", identity=identity)
+
+
+def _text_of(source: Any) -> str:
+    if isinstance(source, str):
+        return source
+    text = getattr(source, "page_content", None)
+    if not isinstance(text, str):
+        error = UsageError(f"a source must be a text or a document, got {type(source).__name__}")
+        raise advised(error, "pass a list of texts, or the documents that a retriever returned")
+    origin = (getattr(source, "metadata", None) or {}).get("source")
+    return f"{text}\n{origin}" if isinstance(origin, str) else text
+
+
+@dataclass(frozen=True, slots=True)
+class GroundedInTexts:
+    """The function of :func:`grounded` with sources."""
+
+    sources: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return f"GroundedInTexts({amount(len(self.sources), 'source')})"
+
+    def __call__(self, text: str) -> str | None:
+        return _fault(text, self.sources)
+
+
+@dataclass(frozen=True, slots=True)
+class GroundedInMessages:
+    """The function of :func:`grounded` without sources."""
+
+    def __call__(self, text: str, context: CheckContext) -> str | None:
+        return _fault(text, tuple(str(message.text) for message in context.messages))
+
+
+def _fault(text: str, sources: tuple[str, ...]) -> str | None:
+    known = [facts_in(source) for source in sources]
+    for claim in claims_in(text):
+        if not any(claim.fact.is_in(facts) for facts in known):
+            return f"the {claim.kind} {claim.spelling:.200} is not in the sources"
+    return None

@@ -1,0 +1,193 @@
+"""Checks of the words of an answer: patterns, letters, lengths.
+
+Guardrails' hub has validators with the same purpose (``regex_match``, ``valid_length``). They
+judge whole texts and bring their own framework, so these few lines are written here. Except
+:func:`requires`, a text that passes has only beginnings that pass, so a draft can be cut before its
+fault and continued.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from ..core.checks import Check, places_in
+from ..errors import UsageError, advised, amount
+
+_SHOWN = 40
+"""Longer patterns are shortened in the names of checks."""
+_UNSPACED = "\u2e80-\u303e\u3041-\u30ff\u31f0-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+"""Characters of scripts without spaces. Each counts as a word, as in word processors."""
+_WORD = re.compile(rf"[{_UNSPACED}]|[^\s{_UNSPACED}]*[^\W_{_UNSPACED}][^\s{_UNSPACED}]*")
+
+
+# --- patterns -------------------------------------------------------------------------------------
+
+
+def forbids(pattern: str | re.Pattern[str]) -> Check:
+    """The answer contains nothing that matches this regular expression.
+
+    >>> check = forbids("(?i)guarantee")
+    >>> check.name, check.function("We Guarantee it.")
+    ("forbids('(?i)guarantee')", "contains 'Guarantee'")
+
+    Capitals matter, unless the pattern says ``(?i)``. It is asked at every segment, with the whole
+    answer so far, but never about a word that may go on. Python's ``re`` searches, and nothing can
+    interrupt it: a pattern that backtracks without end holds the whole process.
+    """
+    compiled = _compiled(pattern)
+    function = Forbids(compiled.pattern, compiled.flags)
+    return _ready(function, f"forbids({_shown(compiled.pattern)})", judges_reasoning=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Forbids:
+    """The function of :func:`forbids`."""
+
+    pattern: str
+    flags: int
+
+    def __call__(self, text: str) -> str | None:
+        found = re.compile(self.pattern, self.flags).search(text)
+        if found is None:
+            return None
+        if not found[0].strip():
+            return f"matches {_shown(self.pattern)}"
+        return f"contains {found[0]!r:.200}"
+
+
+def requires(pattern: str | re.Pattern[str]) -> Check:
+    """The whole answer contains something that matches this regular expression.
+
+    >>> check = requires("Yours sincerely")
+    >>> check.function("Yours"), check
+    ("contains nothing like 'Yours sincerely'", <check requires('Yours sincerely') at every answer>)
+
+    It is asked when the answer is complete, and nothing is streamed before.
+    """
+    compiled = _compiled(pattern)
+    function = Requires(compiled.pattern, compiled.flags)
+    return _ready(function, f"requires({_shown(compiled.pattern)})", at="answer")
+
+
+@dataclass(frozen=True, slots=True)
+class Requires:
+    """The function of :func:`requires`."""
+
+    pattern: str
+    flags: int
+
+    def __call__(self, text: str) -> str | None:
+        if re.compile(self.pattern, self.flags).search(text):
+            return None
+        return f"contains nothing like {_shown(self.pattern)}"
+
+
+def _compiled(pattern: Any) -> re.Pattern[str]:
+    text = pattern.pattern if isinstance(pattern, re.Pattern) else pattern
+    if not isinstance(text, str):
+        error = UsageError(f"a pattern must be a text, got {pattern!r:.80}")
+        raise advised(error, "for example checks.forbids('guarantee')")
+    try:
+        compiled: re.Pattern[str] = re.compile(pattern)
+    except re.error as error:
+        wrong = UsageError(f"{text!r:.80} is not a regular expression: {error}")
+        raise advised(wrong, "to search for this very text, pass re.escape(text)") from error
+    if compiled.search("") is not None:
+        empty = UsageError(f"the pattern {text!r:.80} matches an empty text, and so every text")
+        raise advised(empty, "write a pattern that matches at least one character")
+    return compiled
+
+
+def _shown(pattern: str) -> str:
+    return repr(pattern if len(pattern) <= _SHOWN else pattern[: _SHOWN - 1] + "…")
+
+
+# --- lengths and letters --------------------------------------------------------------------------
+
+
+def max_words(n: int) -> Check:
+    """The answer has at most so many words.
+
+    >>> max_words(3).function("It is half past nine.")
+    'has 5 words, more than 3'
+
+    What stands between two spaces is a word if it has a letter or a digit. In Chinese and Japanese
+    text, every character is one.
+    """
+    return _ready(MaxWords(_count(n, "max_words")), f"max_words({n})")
+
+
+@dataclass(frozen=True, slots=True)
+class MaxWords:
+    """The function of :func:`max_words`."""
+
+    n: int
+
+    def __call__(self, text: str) -> str | None:
+        words = sum(1 for _ in _WORD.finditer(text))
+        return _excess(words, self.n, "word")
+
+
+def max_sentences(n: int) -> Check:
+    """The answer has at most so many sentences.
+
+    >>> max_sentences(1).function("It is 9.30. Hurry")
+    'has 2 sentences, more than 1'
+
+    A sentence ends with a mark before a space, or with an empty line, and has a letter. So "Dr. No"
+    counts as two, and the numbers of a list as none.
+    """
+    return _ready(MaxSentences(_count(n, "max_sentences")), f"max_sentences({n})")
+
+
+@dataclass(frozen=True, slots=True)
+class MaxSentences:
+    """The function of :func:`max_sentences`."""
+
+    n: int
+
+    def __call__(self, text: str) -> str | None:
+        ends, _ = places_in("sentence", text, False)
+        starts = [0, *ends]
+        sentences = [text[start:end] for start, end in zip(starts, [*ends, len(text)], strict=True)]
+        count = sum(any(map(str.isalpha, sentence)) for sentence in sentences)
+        return _excess(count, self.n, "sentence")
+
+
+def lowercase() -> Check:
+    """The answer has no capital letters.
+
+    >>> lowercase().function("from Ulm to Rome")
+    "has a capital letter: 'Ulm'"
+    """
+    return _ready(Lowercase(), "lowercase")
+
+
+@dataclass(frozen=True, slots=True)
+class Lowercase:
+    """The function of :func:`lowercase`."""
+
+    def __call__(self, text: str) -> str | None:
+        for word in re.finditer(r"\S+", text):
+            if any(letter.isupper() or letter.istitle() for letter in word[0]):
+                return f"has a capital letter: {word[0]!r:.80}"
+        return None
+
+
+def _count(n: Any, name: str) -> int:
+    if not isinstance(n, int) or isinstance(n, bool) or n < 1:
+        error = UsageError(f"{name} takes a whole number above 0, got {n!r:.80}")
+        raise advised(error, f"for example checks.{name}(80)")
+    return n
+
+
+def _excess(count: int, limit: int, noun: str) -> str | None:
+    return f"has {amount(count, noun)}, more than {limit}" if count > limit else None
+
+
+def _ready(
+    function: Any, name: str, *, at: Any = "segment", judges_reasoning: bool = False
+) -> Check:
+    return Check(function, name, at=at, judges_reasoning=judges_reasoning, identity=repr(function))
