@@ -72,14 +72,25 @@ class CheckError(SpecFuseError):
     """No text passed one of the checks, or a check itself failed.
 
     ``text`` is the text that was streamed, ``check`` the name of the check, ``reason`` what it said
-    about the last draft, or how it failed. ``__cause__`` is what the check raised, if it did.
+    about the last draft, or how it failed. ``rejected`` are the drafts that were refused in the
+    round that was never finished, as in the event ``specfuse_round``. ``__cause__`` is what the
+    check raised, if it did.
     """
 
-    def __init__(self, message: str, *, text: str = "", check: str = "", reason: str = "") -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        text: str = "",
+        check: str = "",
+        reason: str = "",
+        rejected: tuple[dict[str, Any], ...] = (),
+    ) -> None:
         super().__init__(message)
         self.text = text
         self.check = check
         self.reason = reason
+        self.rejected = rejected
 
 
 class EnsembleError(SpecFuseError):

@@ -31,7 +31,7 @@ from langchain_core.messages import BaseMessage
 from ..core.round import RoundData
 from ..errors import SpecFuseError, UsageError, advised
 from ..show.trace import Trace
-from .report import EXIT_EVENT, ROUND_EVENT
+from .report import EXIT_EVENT, REJECTED_EVENT, ROUND_EVENT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +108,8 @@ def typed_events(name: str, data: Any, run_id: UUID) -> Iterator[Event]:
         yield event
         if event.weights != event.weights_before:
             yield WeightsEvent(run_id, event.number, event.weights_before, event.weights)
+    elif name == REJECTED_EVENT:
+        yield RejectedEvent(run_id=run_id, **data)
     elif name == EXIT_EVENT:
         yield ExitEvent(run_id=run_id, **data)
 

@@ -2,7 +2,8 @@
 
 Each round is turned into plain data once (:meth:`.Round.data`). :class:`Report` makes from it
 
-- the custom events ``specfuse_round`` and ``specfuse_exit``, for all callback handlers;
+- the custom events ``specfuse_round``, ``specfuse_exit`` and, if the answer fails at a check,
+  ``specfuse_rejected``, for all callback handlers;
 - for tracers such as LangSmith's: metadata of the chat model's run, and below that run a child run
   per round, with what each member did;
 - the :class:`Summary`, which the message's metadata shows too.
@@ -44,6 +45,8 @@ from ..errors import CheckError, EnsembleError, MemberError, UsageError
 Depth = Literal["off", "summary", "rounds", "members"]
 ROUND_EVENT = "specfuse_round"
 EXIT_EVENT = "specfuse_exit"
+REJECTED_EVENT = "specfuse_rejected"
+"""A draft that a check refused in a round that was never finished."""
 TAIL = 80
 """The child run of a round shows this many characters of the agreed text before it."""
 REASONS = 5
@@ -103,6 +106,23 @@ class RunScope:
         run_id = config.get("run_id") or uuid7()
         return {**config, "callbacks": callbacks, "run_id": run_id}, cls(run_id, callbacks)
 
+    def child_config(self) -> RunnableConfig:
+        """A config for what runs below this run, such as a chat model that judges drafts. Its text
+        is not streamed to listeners of the answer, as LangGraph's tag ``nostream`` asks."""
+        callbacks = self.callbacks
+        children = type(callbacks)(
+            list(callbacks.handlers),
+            list(callbacks.handlers),
+            parent_run_id=self.run_id if self.run_id.int else None,
+        )
+        return ensure_config(
+            {
+                "callbacks": children,
+                "tags": [*callbacks.tags, "nostream"],
+                "metadata": dict(callbacks.metadata),
+            }
+        )
+
     def send(self, events: Iterable[CustomEvent]) -> None:
         """Send events to the handlers."""
         if not self.callbacks.handlers:
@@ -161,6 +181,7 @@ class Report:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         failures = _failures_after(error, self.summary.rounds)
+        self._scope.send(_events_of_rejections(error, self.summary.rounds + 1))
         self._scope.send(_events_of_failures(failures))
         self._trace_break(error, failures)
 
@@ -180,6 +201,7 @@ class Report:
 
     async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         failures = _failures_after(error, self.summary.rounds)
+        await self._scope.asend(_events_of_rejections(error, self.summary.rounds + 1))
         await self._scope.asend(_events_of_failures(failures))
         self._trace_break(error, failures)
 
@@ -238,6 +260,13 @@ def _events_of_failures(failures: Iterable[MemberError]) -> Iterator[CustomEvent
     """The exits of members that failed in a round that was never finished."""
     for failure in failures:
         yield EXIT_EVENT, {**_exit_of(failure), "weights": {}}
+
+
+def _events_of_rejections(error: BaseException | None, number: int) -> Iterator[CustomEvent]:
+    """The drafts that checks refused in a round that was never finished."""
+    if isinstance(error, CheckError):
+        for rejection in error.rejected:
+            yield REJECTED_EVENT, {"round": number, **rejection}
 
 
 def _exit_of(failure: MemberError) -> dict[str, Any]:

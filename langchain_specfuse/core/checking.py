@@ -221,7 +221,13 @@ class Checking:
     def none_passed(self, answer: Answer, samples: int) -> CheckError:
         """The error if no whole answer has passed."""
         assert self._last is not None
-        return no_text_passed(self._last, answer, f"{amount(samples, 'answer')} asked for")
+        asked = f"{amount(samples, 'answer')} asked for"
+        return self._reported(no_text_passed(self._last, answer, asked))
+
+    def _reported(self, error: CheckError) -> CheckError:
+        """The error with the drafts that were refused in this round, which is never finished."""
+        error.rejected = tuple(rejection.as_dict() for rejection in self.rejected)
+        return error
 
     def _faults(self, written: Mapping[str, Written]) -> Steps:
         """Ask about these drafts, all at once. Returns the first fault of each that fails."""
@@ -283,7 +289,7 @@ class Checking:
         verdicts = yield CheckAsk(tuple(jobs))
         for job, verdict in zip(jobs, verdicts, strict=True):
             if verdict.is_broken:
-                raise broken_check(job.check, verdict, answer)
+                raise self._reported(broken_check(job.check, verdict, answer))
         return verdicts
 
     def _count(self, jobs: Sequence[CheckJob], verdicts: Verdicts) -> None:
@@ -357,7 +363,9 @@ class Checking:
         mark = item.marks[fault.check.name]
         text = item.after.text[: fault.place]
         if fault.check.at not in SEARCHED:
-            return max(_unit_start(fault, text, item.after), item.before.shown)
+            first = [*self._written, item][0]  # text that a constraint forces may stand before it
+            least = max(item.before.shown, len(first.before.text))
+            return max(_unit_start(fault, text, item.after), least)
         places = self._cuts(item, fault.place)
         tried = [place for place in places if place > mark]
         low, high = -1, len(tried)  # tried[low] passes, tried[high] fails
@@ -500,7 +508,7 @@ class Checking:
         how = self._settings.on_failure
         if how == "raise":
             attempts = f"redrafts={self._settings.redrafts} in a row"
-            raise no_text_passed(fault, answer, attempts)
+            raise self._reported(no_text_passed(fault, answer, attempts))
         if how == "keep":
             return (yield from self._kept(answer, panel))
         ended = replace(answer, finish="check", released="")
@@ -566,16 +574,16 @@ class Checking:
         shown = min(after.shown, hold)
         released = after.text[before.shown : shown]
         answer = replace(after, shown=shown, verified=shown, released=released)
-        self._written = [
-            other for other in [*self._written, item] if len(other.after.text) > shown
-        ]
-        self._only = None
+        self._written = [other for other in [*self._written, item] if len(other.after.text) > shown]
         if self._length is not None:
             self._length += 1
             if self._length >= self._settings.segment_tokens:
                 self._length = None
         if self._redraft is not None and shown > self._redraft.at:
             self._redraft = None
+            self._others_asked = False
+        if self._redraft is None:
+            self._only = None
         if self._first is not None and shown > self._first.written.before.shown:
             self._first = None
         return answer
@@ -692,4 +700,3 @@ def no_text_passed(fault: Fault, answer: Answer, attempts: str) -> CheckError:
         "streamed"
     )
     return advised(error, advice)
-

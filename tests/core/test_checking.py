@@ -8,7 +8,7 @@ from hypothesis import settings as hypothesis
 from hypothesis import strategies as st
 
 from langchain_specfuse.core.checks import Check, as_check
-from langchain_specfuse.core.options import METHODS, Settings
+from langchain_specfuse.core.options import Settings
 from langchain_specfuse.core.values import DraftJob, Panelist
 from langchain_specfuse.errors import CheckError
 
@@ -83,16 +83,18 @@ def test_the_answer_is_the_same_where_no_check_fails(seed, members, segment):
     writers, panel = typists(members, seed)
     plain = play(writers, Settings(segment_tokens=segment, max_tokens=60), panel)
     checks = [lambda text: None, at("sentence", lambda text: None), at("answer", lambda text: None)]
-    checked = play(
-        writers, Settings(segment_tokens=segment, max_tokens=60, checks=checks), panel
-    )
+    checked = play(writers, Settings(segment_tokens=segment, max_tokens=60, checks=checks), panel)
     assert checked.text == plain.text
     assert [job for _, job in checked.asked(DraftJob)] == [job for _, job in plain.asked(DraftJob)]
     assert [round.segment for round in checked.rounds] == [r.segment for r in plain.rounds]
     assert [round.weights for round in checked.rounds] == [r.weights for r in plain.rounds]
 
 
-@given(seed=st.integers(0, 5000), segment=st.integers(1, 12), place=st.sampled_from(["segment", "line"]))
+@given(
+    seed=st.integers(0, 5000),
+    segment=st.integers(1, 12),
+    place=st.sampled_from(["segment", "line"]),
+)
 @hypothesis(max_examples=100, deadline=None)
 def test_what_is_asked_never_ends_inside_a_word(seed, segment, place):
     asked = []
