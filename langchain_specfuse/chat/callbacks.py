@@ -14,7 +14,8 @@ exits as typed, frozen records. :class:`TraceCallbackHandler` records rounds as 
     1 a Blue.
 
 Other LangChain handlers get the same data as custom events, ``specfuse_round`` and
-``specfuse_exit``, and ``astream_events(version="v2")`` yields them as ``on_custom_event``.
+``specfuse_exit`` (``specfuse_rejected`` for drafts of a round that was never finished), and
+``astream_events(version="v2")`` yields them as ``on_custom_event``.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ class RejectedEvent:
     """How many characters at the beginning of the draft were kept."""
     is_shown: bool
     """The draft became part of the answer all the same (``on_failure="keep"``)."""
+    tokens: int
+    """Its length in its author's tokens."""
 
 
 @dataclass(frozen=True, slots=True)

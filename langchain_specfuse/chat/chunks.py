@@ -13,7 +13,7 @@ from langchain_core.messages.tool import tool_call_chunk
 from langchain_core.outputs import ChatGenerationChunk
 
 from ..constraints import CallPiece
-from ..core.agreed import AgreedTokens, length_of
+from ..core.agreed import AgreedTokens
 from ..core.round import Round
 from ..core.values import Effort
 from .call_text import CUT_OFF, REFUSED, STALLED, UNCHECKED, Splitter
@@ -184,7 +184,7 @@ class AnswerChunks:
         self._agreed.add(round)
         self._released += len(round.text)
         self._forced += len(round.forced)
-        self._drafted += sum(map(length_of, round.drafts.values()))
+        self._drafted += round.drafted
         self._verified += sum(effort.read for effort in round.efforts.get("verify", {}).values())
 
     def _prompt_in(self, round: Round) -> Effort:

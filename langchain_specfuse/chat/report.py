@@ -432,6 +432,12 @@ class SpanBuilder:
         metadata: dict[str, Any] = {"specfuse_round": number}
         if isinstance(error, CheckError):
             metadata["specfuse_check"] = error.check
+            refused = _reasons_by_draft(error.rejected if self._with_members else ())
+            for (member, text), reason in refused.items():
+                about = {"specfuse_round": number, "specfuse_member": member}
+                outputs = {"text": text}
+                span = Span(f"draft {member}", began, ended, {}, outputs, reason, metadata=about)
+                children.append(span)
         name = type(error).__name__
         return Span(
             f"round {number}",
@@ -439,7 +445,7 @@ class SpanBuilder:
             ended,
             self._inputs(),
             error=f"{name}: {error}" if str(error) else name,
-            tags=(EXIT_EVENT,) if children else (),
+            tags=(EXIT_EVENT,) if failures else (),
             metadata=metadata,
             children=tuple(children),
         )
@@ -459,7 +465,7 @@ class SpanBuilder:
                 yield _member_span(round, phase, departure.member, error=error)
 
     def _work(self, round: Round) -> Iterator[Span]:
-        refused = _reasons_by_draft(round)
+        refused = _reasons_by_draft(item.as_dict() for item in round.rejected)
         for name, effort in round.efforts.get("draft", {}).items():
             if name in round.drafts and name not in round.refusals:
                 inputs = {"agreed_characters": self._length}
@@ -501,12 +507,12 @@ def _member_span(
     return Span(f"{_WORK[phase]} {name}", began, began + seconds, metadata=metadata, **contents)
 
 
-def _reasons_by_draft(round: Round) -> dict[tuple[str, str], str]:
+def _reasons_by_draft(rejected: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], str]:
     """(member, text) -> why checks refused this draft, as the error of a run."""
     reasons: dict[tuple[str, str], str] = {}
-    for item in round.rejected:
-        draft = item.member, item.text
-        reason = f"check {item.check}: {item.reason}"
+    for item in rejected:
+        draft = item["member"], item["text"]
+        reason = f"check {item['check']}: {item['reason']}"
         reasons[draft] = f"{reasons[draft]}; {reason}" if draft in reasons else reason
     return reasons
 

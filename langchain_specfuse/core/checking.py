@@ -299,7 +299,14 @@ class Checking:
 
     def _note(self, item: Written, fault: Fault, kept: int = 0) -> None:
         self.rejected.append(
-            Rejection(item.author, item.draft.text, fault.check.name, fault.reason, kept)
+            Rejection(
+                item.author,
+                item.draft.text,
+                fault.check.name,
+                fault.reason,
+                kept,
+                tokens=len(item.draft.tokens),
+            )
         )
 
     def thoughts(self, drafts: Mapping[str, Draft], answer: Answer) -> Steps:

@@ -51,6 +51,8 @@ class Rejection:
     """How many characters at the beginning of the text were kept. The rest was cut off."""
     is_shown: bool = False
     """The draft was agreed in spite of the check (``on_failure="keep"``)."""
+    tokens: int = 0
+    """Its length in its author's tokens."""
 
     def as_dict(self) -> dict[str, Any]:
         """The rejection as plain JSON."""
@@ -163,6 +165,20 @@ class Round:
     def member(self) -> str:
         """The member that wrote the winning draft."""
         return self.samples.get(self.winner, self.winner)
+
+    @property
+    def drafted(self) -> int:
+        """The length of all drafts in their authors' tokens, with those that were refused and drawn
+        again."""
+        count = sum(len(draft.tokens) or bool(draft.text) for draft in self.drafts.values())
+        counted = {(name, draft.text) for name, draft in self.drafts.items()}
+        for item in self.rejected:
+            if (item.member, item.text) in counted:
+                counted.remove((item.member, item.text))
+                continue
+            kept = self.drafts.get(item.member) if item.kept else None
+            count += item.tokens - (len(kept.tokens) if kept else 0)
+        return count
 
     @property
     def margin(self) -> float:

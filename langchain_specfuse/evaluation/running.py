@@ -246,9 +246,10 @@ def tokens_of(rounds: Iterable[Round]) -> int:
 
 
 def passes_of(round: Round) -> int:
-    """The forward passes of a round: one per drafted token, one per verifier that scored."""
-    drafted = sum(max(len(draft.tokens), 1) for draft in round.drafts.values())
-    return drafted + len(round.efforts.get("verify", {}))
+    """The forward passes of a round: one per drafted token, also of drafts that checks refused, one
+    per empty draft, and one per verifier that scored."""
+    empty = sum(not (draft.tokens or draft.text) for draft in round.drafts.values())
+    return round.drafted + empty + len(round.efforts.get("verify", {}))
 
 
 def seconds_of(rounds: Sequence[Round]) -> float:

@@ -1,19 +1,10 @@
-"""Rejected drafts are in events and traces; text that was withdrawn is in no count."""
+"""Text that was withdrawn is in no count, and rejected text is in no message."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
-from uuid import UUID
 
-import pytest
-
-from langchain_specfuse import (
-    AsyncSpecFuseCallbackHandler,
-    RejectedEvent,
-    SpecFuseCallbackHandler,
-    UsageError,
-)
 from langchain_specfuse.chat.chunks import AnswerChunks
 from langchain_specfuse.chat.report import Summary
 from langchain_specfuse.core.round import Rejection, Round
@@ -21,7 +12,6 @@ from langchain_specfuse.core.values import Draft, Segment
 
 from .conftest import joined
 
-RUN = UUID(int=7)
 PROMISE = Rejection("bob", " We guarantee it.", "no_promises", "promises something", kept=3)
 
 
@@ -58,56 +48,6 @@ def message_of(*rounds: Round, checks: tuple[str, ...] = (), **options: Any) -> 
         summary.add(item, item.data())
         made += [chunk.message for chunk in chunks.of(item)]
     return joined(made)
-
-
-# --- events ---------------------------------------------------------------------------------------
-
-
-def test_each_rejection_is_an_event_before_its_round() -> None:
-    events: list[Any] = []
-    handler = SpecFuseCallbackHandler(on_round=events.append, on_rejected=events.append)
-    again = replace(PROMISE, check="lowercase", kept=0, is_shown=True)
-    item = a_round(2, [" We", " hope"], rejected=(PROMISE, again))
-    handler.on_custom_event("specfuse_round", item.as_dict(), run_id=RUN)
-    first, second, finished = events
-    assert first == RejectedEvent(
-        run_id=RUN,
-        round=2,
-        member="bob",
-        text=" We guarantee it.",
-        check="no_promises",
-        reason="promises something",
-        kept=3,
-        is_shown=False,
-    )
-    assert (second.check, second.is_shown) == ("lowercase", True)
-    assert finished.number == 2 and len(finished.rejected) == 2
-
-
-async def test_coroutine_functions_are_awaited_for_rejections() -> None:
-    seen = []
-
-    async def note(event: RejectedEvent) -> None:
-        seen.append(event.reason)
-
-    class Mine(AsyncSpecFuseCallbackHandler):
-        async def on_rejected(self, event: RejectedEvent) -> None:
-            seen.append(event.member)
-
-    data = a_round(1, ["We"], rejected=(PROMISE,)).as_dict()
-    for handler in (AsyncSpecFuseCallbackHandler(on_rejected=note), Mine()):
-        await handler.on_custom_event("specfuse_round", data, run_id=RUN)
-    assert seen == ["promises something", "bob"]
-    with pytest.raises(UsageError, match="on_rejected must be a plain function"):
-        SpecFuseCallbackHandler(on_rejected=note)
-
-
-def test_a_wrong_argument_names_the_class_that_the_user_called() -> None:
-    with pytest.raises(TypeError, match=r"SpecFuseCallbackHandler.*'on_reject'"):
-        SpecFuseCallbackHandler(on_reject=print)  # type: ignore[call-arg]
-
-
-# --- counts ---------------------------------------------------------------------------------------
 
 
 def test_tokens_that_were_withdrawn_are_discarded() -> None:
@@ -153,3 +93,11 @@ def test_the_message_has_counts_and_reasons_and_no_rejected_text() -> None:
 def test_without_checks_the_message_says_nothing_about_them() -> None:
     message = message_of(a_round(1, ["Yes."], finish="stop"))
     assert "checks" not in message.response_metadata["specfuse"]
+
+
+def test_drafts_that_were_drawn_again_are_drafted_and_discarded() -> None:
+    again = Rejection("ann", " We promise", "no_promises", "promises", tokens=2)
+    cut = Rejection("ann", " We hope to promise", "no_promises", "promises", kept=8, tokens=4)
+    fixed = a_round(1, [" We", " hope"], rejected=(again, again, cut), finish="stop")
+    details = message_of(fixed).usage_metadata["output_token_details"]
+    assert (details["drafted"], details["discarded"]) == (8, 6)
