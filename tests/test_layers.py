@@ -15,6 +15,7 @@ FILES = {path.relative_to(ROOT).as_posix(): path for path in sorted(ROOT.rglob("
 MAY_IMPORT = {
     "secret_values": set(),
     "errors": {"secret_values"},
+    "user_code": {"errors"},
     "core": {"errors", "secret_values"},
     "engine": {"core", "errors"},
     "constraints": {"core", "errors"},
@@ -32,8 +33,10 @@ MAY_IMPORT = {
         "secret_values",
     },
     "serve": {"chat", "engine", "constraints", "show", "core", "errors"},
-    "evaluation": {"chat", "engine", "show", "core", "errors"},
+    "evaluation": {"chat", "engine", "show", "core", "errors", "user_code"},
     "cli": {
+        "checks",
+        "user_code",
         "serve",
         "evaluation",
         "chat",

@@ -20,6 +20,7 @@ from ..core.options import METHODS, Method, Settings, parsed
 from ..engine.ensemble import Ensemble
 from ..errors import UsageError, advised, meant
 from ..show.terminal import visible
+from .checks import add_check, checks_of
 
 if TYPE_CHECKING:
     from ..demo import DemoFile
@@ -38,6 +39,7 @@ OTHER_NAMES = {
     **dict.fromkeys(("temp", "t"), "temperature"),
     **dict.fromkeys(("format", "response_format", "json_schema"), "schema"),
     **dict.fromkeys(("y", "assume_yes"), "yes"),
+    **dict.fromkeys(("checks", "guard", "guardrail"), "check"),
 }
 """Flags of other programs -> ours."""
 NO_FLAGS = {
@@ -178,6 +180,7 @@ def add_answer(parser: argparse.ArgumentParser, *more: str, **defaults: str) -> 
         "repeatable; help: list all",
     )
     add_fields(group, Settings.model_fields, (*ANSWER, *more), **defaults)
+    add_check(group)
     return group
 
 
@@ -256,7 +259,9 @@ def options_of(arguments: argparse.Namespace, **defaults: Any) -> dict[str, Any]
     """The options of an answer that were given as flags, over these defaults."""
     options = dict(defaults)
     for name, value in vars(arguments).items():
-        if name in Settings.model_fields and name != "method" and value is not None:
+        if name == "checks" and value is not None:
+            options[name] = checks_of(value)
+        elif name in Settings.model_fields and name != "method" and value is not None:
             options[name] = read_flag(Settings, name, value)
     return {**options, "method": method_of(arguments.method)}
 

@@ -7,13 +7,10 @@ A grader takes a :class:`Question` and the answer's text and returns a :class:`G
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import inspect
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -21,6 +18,7 @@ from ..core.letters import LETTERS, chosen_letter
 from ..core.results import final_number
 from ..core.values import Turn
 from ..errors import UsageError, advised
+from ..user_code import named_in_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,36 +198,13 @@ def from_file(name: str) -> tuple[Grader, str]:
     if not path.endswith(".py") or not attribute.isidentifier():
         error = UsageError(f"a grader is a name or FILE.py:FUNCTION, got {name!r}")
         raise advised(error, "for example grading.py:grade")
-    try:
-        source, module = Path(path).read_text(errors="replace"), _module(path)
-    except Exception as error:
-        unusable = UsageError(
-            f"the grader's file {path} cannot be used: {type(error).__name__}: {error}"
-        )
-        raise advised(unusable, f"python {path} must run without an error") from error
-    function = getattr(module, attribute, None)
+    function, source = named_in_file(path, attribute, "grader")
     if not callable(function) or inspect.isclass(function):
         raise advised(
             UsageError(f"{path} has no function {attribute!r}"),
             "FILE.py:FUNCTION names a function of the file",
         )
     return from_function(function), f"{attribute} {source}"
-
-
-def _module(path: str) -> Any:
-    """The file as a module. It can import its neighbours, as when it is run by itself."""
-    name = f"specfuse_grader_{Path(path).stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look there for the names in annotations
-    folder = str(Path(path).resolve().parent)
-    if folder not in sys.path:
-        # At the end, so that it hides no installed module. It stays, because functions may import
-        # something later.
-        sys.path.append(folder)
-    spec.loader.exec_module(module)
-    return module
 
 
 def from_function(function: Callable[..., Any]) -> Grader:

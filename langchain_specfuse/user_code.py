@@ -1,0 +1,45 @@
+"""Load a name from a Python file of the user's own: ``path/to/file.py:function``."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+from .errors import UsageError, advised
+
+
+def named_in_file(path: str, attribute: str, what: str) -> tuple[Any, str]:
+    """The attribute of the file, and the file's text. ``what`` says in errors what it is for."""
+    try:
+        source = Path(path).read_text(errors="replace")
+        module = _module(path, what)
+    except Exception as error:
+        unusable = UsageError(
+            f"the {what}'s file {path} cannot be used: {type(error).__name__}: {error}"
+        )
+        raise advised(unusable, f"python {path} must run without an error") from error
+    if not hasattr(module, attribute):
+        missing = UsageError(f"{path} has no function {attribute!r}")
+        raise advised(missing, "FILE.py:FUNCTION names a function of the file")
+    return getattr(module, attribute), source
+
+
+def _module(path: str, what: str) -> Any:
+    """The file as a module. It can import its neighbours, as when it is run by itself."""
+    name = f"specfuse_{what}_{Path(path).stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look there for the names in annotations
+    add_to_path(Path(path).resolve().parent)
+    spec.loader.exec_module(module)
+    return module
+
+
+def add_to_path(folder: Path) -> None:
+    """Let modules of this folder be imported. It is the last place where Python looks, so that it
+    hides no installed module. It stays, because functions may import something later."""
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
