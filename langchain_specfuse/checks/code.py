@@ -56,10 +56,7 @@ def python(tests: str | None = None, examples: bool = True, timeout: float = 10)
     """
     limit = seconds(timeout)
     text = _tests(tests)
-    if not isinstance(examples, bool):
-        error = UsageError(f"examples must be True or False, got {examples!r:.80}")
-        raise advised(error, "with True, the doctests of the question are run")
-    function: Any = RunsWithExamples(text, limit) if examples else Runs(text, limit)
+    function: Any = RunsWithExamples(text, limit) if _flag(examples) else Runs(text, limit)
     return Check(
         function,
         "python",
@@ -68,6 +65,13 @@ def python(tests: str | None = None, examples: bool = True, timeout: float = 10)
         judges_reasoning=False,
         identity=repr(function),
     )
+
+
+def _flag(examples: Any) -> bool:
+    if not isinstance(examples, bool):
+        error = UsageError(f"examples must be True or False, got {examples!r:.80}")
+        raise advised(error, "with True, the doctests of the question are run")
+    return examples
 
 
 def _tests(tests: Any) -> str:

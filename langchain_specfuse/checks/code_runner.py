@@ -67,7 +67,8 @@ def isolated() -> bool:
     refuses it, as it does in most containers."""
     if os.geteuid() == 0:
         # The kernel limits nobody's processes, but not root's. Files are still root's to open.
-        os.setresuid(NOBODY, -1, -1)
+        with suppress(OSError):  # a container may have no such user
+            os.setresuid(NOBODY, -1, -1)
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_NEWUSER | _NEWPID | _NEWNET) != 0:
         return False

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
-from decimal import Decimal
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
@@ -37,21 +36,28 @@ _QUOTATION = re.compile(r"“([^“”]+)”|„([^„“”]+)[“”]|«([^«�
 _OMISSION = re.compile(r"…|\.\.\.|\[[^\[\]]*\]")
 _SCALES = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _NUMBER = re.compile(
-    r"(?<![\w.])(\d{1,2}(?::\d\d)+(?!\d)|\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)*)"
+    r"(?<![\w.])(\d{1,2}(?::\d\d)+(?!\d)|\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)*|\.\d+)"
     rf"(?:[ -]({'|'.join(_SCALES)})s?\b)?",
     re.IGNORECASE,
 )
-_UNJUDGED = re.compile(r"^[ \t>*-]*\d+[.)](?=\s)|\[\d+(?:\s*[,–-]\s*\d+)*\]", re.MULTILINE)
+_UNJUDGED = re.compile(r"^[ \t>*-]*\d{1,3}[.)](?=\s)|\[\d+(?:\s*[,–-]\s*\d+)*\]", re.MULTILINE)
 """The number of an item in a list, and a mark that refers to a source."""
 # fmt: off
 _SMALL = (
     "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven",
     "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
-    "twenty",
 )
+_TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
 # fmt: on
-_WORDS = {word: str(number) for number, word in enumerate(_SMALL)}
-_WORDS |= {"first": "1", "second": "2", "third": "3", "dozen": "12", "hundred": "100"}
+_VALUES = {word: number for number, word in enumerate(_SMALL)}
+_VALUES |= {word: 10 * number for number, word in enumerate(_TENS, 2)}
+_VALUES |= {"first": 1, "second": 2, "third": 3, "dozen": 12, "hundred": 100}
+_POWERS = {"hundred": 2, **_SCALES}
+_COUNT = re.compile(
+    rf"\b(?:({'|'.join(_TENS)}) ({'|'.join(_SMALL[1:10])})|({'|'.join(_VALUES)}))\b"
+    rf"(?: ({'|'.join(_POWERS)})\b)?"
+)
+"""A number in words, after :func:`_words`."""
 
 
 class Facts(NamedTuple):
@@ -115,7 +121,9 @@ def facts_in(source: str) -> Facts:
     links = frozenset(_address(found[0]) for found in _LINK.finditer(text))
     words = _words(text)
     text = _LINK.sub(" ", text)
-    numbers: set[str] = {_WORDS[word] for word in words.split() if word in _WORDS}
+    numbers: set[str] = set()
+    for found in _COUNT.finditer(words):
+        numbers |= _counted(found)
     for found in _NUMBER.finditer(text):
         numbers |= {_value(found), _value(found, scaled=False)}
     dates: set[tuple[int, int, int]] = set()
@@ -189,7 +197,22 @@ def _value(found: re.Match[str], *, scaled: bool = True) -> str:
     if digits.count(".") > 1:
         return digits
     power = _SCALES[found[2].lower()] if found[2] and scaled else 0
-    return f"{(Decimal(digits) * 10**power).normalize():f}"
+    whole, _, part = digits.partition(".")
+    part = part.ljust(power, "0")
+    whole = (whole + part[:power]).lstrip("0") or "0"
+    part = part[power:].rstrip("0")
+    return f"{whole}.{part}" if part else whole
+
+
+def _counted(found: re.Match[str]) -> set[str]:
+    """The values of a number in words: five million is 5 and 5,000,000.
+
+    >>> sorted(_counted(_COUNT.search("in twenty five million years")))
+    ['25', '25000000']
+    """
+    tens, unit, other, scale = found.groups()
+    value = _VALUES[other] if other else _VALUES[tens] + _VALUES[unit]
+    return {str(value), str(value * 10 ** _POWERS.get(scale, 0))}
 
 
 def _dates_in(text: str) -> Iterator[tuple[re.Match[str], tuple[tuple[int, int, int], ...]]]:

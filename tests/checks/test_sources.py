@@ -1,0 +1,162 @@
+"""Facts and their notations: what counts as the same, and what needs a source."""
+
+from __future__ import annotations
+
+import datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from langchain_core.documents import Document
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+
+from langchain_specfuse import UsageError, checks
+
+SOURCE = """Founded on 5 March 1998 in Ulm; it moved on 2001-07-14. Revenue: 2,500,000 euros, up
+12.5 percent. The mayor said: "We will not, ever, leave this town." The report is at
+https://www.Example.org/a/b_(c). It has five shops, open from 09:00 to 17:30 for 0.5 to thirty-two days, and 1’234 seats;
+7\u202f000 guests came, and 10000000000000000000000000000000000000000 stars. The software is version 1.2.3."""
+grounded = checks.grounded([SOURCE]).function
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "March 5, 1998",
+        "Mar. 5th 1998",
+        "the 5th of March 1998",
+        "1998-03-05",
+        "05.03.1998",
+        "3/5/1998",
+        "in March 1998",
+        "on 5 March",
+        "in 1998",
+        "July 2001",
+        "2500000 euros",
+        "€2.5 million",
+        "2.5-million",
+        "12.5%",
+        "12.50 %",
+        "5 shops",
+        "from 9:00 to 17:30",
+        "1,234 seats and 1234 seats",
+        "7000 and 7,000 and 7\u00a0000",
+        "version 1.2.3.",
+        "“We will not ever leave this town”",
+        '"we will ... LEAVE this town"',
+        "«We will [...] leave this town»",
+        "„leave this town“",
+        'the "Big Bang" theory',
+        "http://example.org/a/b_(c)/.",
+        "[the report](https://example.org/a/b_(c))",
+        "www.example.org/a/b_(c)",
+        "1. Ulm\n2) Rome\n  - 3. Bonn",
+        "As the report says [2], [3, 4].",
+        "GPT4 and H2O",
+        "twelve",
+        ".5 to 32 days",
+        "It may be.",
+    ],
+)
+def test_what_the_sources_say_passes_in_every_notation(answer):
+    assert grounded(answer) is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "named"),
+    [
+        ("on 6 March 1998", "the date 6 March 1998"),
+        ("on March 5, 1999", "the date March 5, 1999"),
+        ("on 2001-07-15", "the date 2001-07-15"),
+        ("in August 2001", "the date August 2001"),
+        ("in 1999", "the number 1999"),
+        ("2.6 million", "the number 2.6 million"),
+        ("2.5 billion", "the number 2.5 billion"),
+        ("125%", "the number 125"),
+        ("25 shops", "the number 25"),
+        ("for 302 days", "the number 302"),
+        (f"{10**40 + 1}", f"the number {10**40 + 1}"),
+        ("until 18:30", "the number 18:30"),
+        ("version 1.2.4", "the number 1.2.4"),
+        ("“We will leave this town”", "the quotation “We will leave this town”"),
+        ("https://example.org/other", "the link https://example.org/other"),
+        ("https://evil.org/a/b_(c)", "the link https://evil.org/a/b_(c)"),
+        ("1. It has 44 shops", "the number 44"),
+        ("The year was\n1999. Then", "the number 1999"),
+    ],
+)
+def test_what_the_sources_do_not_say_is_named(answer, named):
+    assert grounded(answer) == f"{named} is not in the sources"
+
+
+NOTATIONS = ["%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d %B %Y", "%B %d, %Y", "%b %d %Y"]
+DAYS = st.dates(datetime.date(1000, 1, 1), datetime.date(2999, 12, 31))
+
+
+@given(day=DAYS, mine=st.sampled_from(NOTATIONS), theirs=st.sampled_from(NOTATIONS))
+def test_a_date_is_the_same_in_every_notation(day, mine, theirs):
+    check = checks.grounded([f"It was on {day.strftime(theirs)}."])
+    assert check.function(f"On {day.strftime(mine)}.") is None
+
+
+@given(day=DAYS, other=DAYS, notation=st.sampled_from(["%Y-%m-%d", "%d %B %Y", "%B %d, %Y"]))
+def test_another_date_is_refused(day, other, notation):
+    check = checks.grounded([f"It was on {day.isoformat()}."])
+    assert (check.function(f"On {other.strftime(notation)}.") is None) == (day == other)
+
+
+@given(st.integers(0, 10**15))
+def test_a_number_is_the_same_with_and_without_separators(number):
+    spellings = [f"{number}", f"{number:,}", f"{number:,}".replace(",", "\u202f"), f"{number}.0"]
+    for theirs in spellings:
+        check = checks.grounded([f"There are {theirs} of them."])
+        assert [check.function(f"It has {mine}.") for mine in spellings] == [None] * 4
+        assert check.function(f"It has {number + 1:,}.")
+
+
+@given(st.text(alphabet="0123456789.,:/-% \n\"“”()[]hJMarch'’thmilon", max_size=60))
+def test_every_text_is_grounded_in_itself(text):
+    assert checks.grounded([text]).function(text) is None
+
+
+# --- where the sources come from ------------------------------------------------------------------
+
+
+def context(*messages):
+    return checks.CheckContext(messages, "", "ann", False)
+
+
+def test_without_sources_the_conversation_and_its_tools_results_are_the_sources():
+    check = checks.grounded()
+    call = {"name": "trains", "args": {"town": "Ulm"}, "id": "1", "type": "tool_call"}
+    asked = [HumanMessage("When does train 7 leave?"), AIMessage("", tool_calls=[call])]
+    told = [ToolMessage("It leaves at 10:42.", tool_call_id="1")]
+    blocks = [HumanMessage([{"type": "text", "text": "Gate 12."}])]
+    assert check.function("Train 7 leaves.", context(*asked)) is None
+    assert "10:42" in check.function("Train 7 leaves at 10:42.", context(*asked))
+    assert check.function("Train 7 leaves at 10:42.", context(*asked, *told)) is None
+    assert check.function("Train 7, gate 12.", context(*asked, *blocks)) is None
+
+
+def test_documents_are_sources_with_the_address_they_came_from():
+    document = Document("It is 324 m high.", metadata={"source": "https://example.org/t", "n": 9})
+    check = checks.grounded([document, "There are two."])
+    assert check.function("It is 324 m high, and has 2 lifts: https://example.org/t") is None
+    assert check.function("It has 9.") == "the number 9 is not in the sources"
+
+
+def test_with_no_source_nothing_is_grounded():
+    assert checks.grounded([]).function("It has 9.")
+    assert checks.grounded([]).function("It is high.") is None
+
+
+@pytest.mark.parametrize("sources", ["text", 3, [3], [b"text"], {"a": 1}])
+def test_sources_are_a_list_of_texts_or_documents(sources):
+    with pytest.raises(UsageError) as caught:
+        checks.grounded(sources)
+    assert caught.value.__notes__[0].startswith("-> ")
+
+
+def test_sources_are_not_in_the_repr():
+    check = checks.grounded(["secret"])
+    assert "secret" not in f"{check!r} {check.function!r} {check.identity}"
