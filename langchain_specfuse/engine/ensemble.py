@@ -131,7 +131,13 @@ class Ensemble:
             advice = "describe it in words, or let only members draft that accept it: chat models"
             raise advised(error, advice)
         panelists = [
-            Panelist(name, name in self.drafting, probe.scores)
+            Panelist(
+                name,
+                name in self.drafting,
+                probe.scores,
+                excludes=probe.excludes,
+                size=probe.size,
+            )
             for name, probe in probes.items()
             if name not in blind
         ]

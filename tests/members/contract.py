@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -165,6 +165,77 @@ class MemberContract:
         job = draft_job(sampling=Sampling(temperature=1.0, seed=11))
         assert same(drafted(member, job), drafted(member, job), self.tolerance)
 
+    # --- drafts that do not begin with certain tokens ---------------------------------------------
+
+    @pytest.mark.parametrize("answer", FOREIGN, ids=range(len(FOREIGN)))
+    def test_a_draft_begins_with_no_excluded_token(
+        self, member: Member, answer: Sequence[Segment]
+    ) -> None:
+        if not probe_of(member).excludes:
+            pytest.skip("ignores excluded tokens")
+        job = draft_job(answer=answer)
+        draft = drafted(member, job)
+        assert draft.others == ()
+        excluded: tuple[int, ...] = ()
+        while draft.tokens and len(excluded) < 4:
+            excluded += draft.tokens[:1]
+            draft = drafted(member, replace(job, excluded=excluded))
+            assert not {*draft.tokens[:1]} & {*excluded}
+            assert draft.text or draft.ended
+            if draft.logprobs is not None:
+                assert len(draft.logprobs) == len(draft.tokens) + draft.ended
+                assert all(math.isfinite(value) and value <= 1e-3 for value in draft.logprobs)
+        assert excluded
+
+    def test_other_first_tokens_are_those_that_come_next(self, member: Member) -> None:
+        if not probe_of(member).excludes:
+            pytest.skip("ignores excluded tokens")
+        job = draft_job(answer=FOREIGN[1])
+        excluded = drafted(member, job).tokens[:1]
+        for _ in range(4):
+            draft = drafted(member, replace(job, excluded=excluded))
+            others = dict(draft.others)
+            assert len(others) == len(draft.others) and all(others.values())
+            assert not {*others} & {*excluded, *draft.tokens[:1]}
+            excluded += draft.tokens[:1]
+            following = drafted(member, replace(job, excluded=excluded))
+            if following.tokens and following.tokens[0] in others:
+                assert following.text.startswith(others[following.tokens[0]])
+
+    def test_excluded_tokens_concern_one_job_of_a_batch(
+        self, make_member: Callable[[], Member]
+    ) -> None:
+        member, other = ready(make_member), ready(make_member)
+        if not probe_of(member).excludes:
+            pytest.skip("ignores excluded tokens")
+        plain = [draft_job(answer=answer, id=f"e{at}") for at, answer in enumerate(FOREIGN)]
+        free = ready(make_member).draft(plain)
+        jobs = [
+            job if at % 2 else replace(job, excluded=draft.tokens[:1])
+            for at, (job, draft) in enumerate(zip(plain, free, strict=True))
+        ]
+        together = member.draft(jobs)
+        pairs = [(reply, drafted(other, job)) for job, reply in zip(jobs, together, strict=True)]
+        alike = [pair for pair in pairs if pair[0].text == pair[1].text]
+        assert len(alike) >= len(jobs) * self.alike, len(alike)
+        assert all(same(*pair, self.tolerance) for pair in alike)
+
+    @pytest.mark.parametrize("temperature", [0.0, 1.0])
+    def test_a_draft_that_was_cut_continues_as_it_would_in_a_new_member(
+        self, make_member: Callable[[], Member], temperature: float
+    ) -> None:
+        member = ready(make_member)
+        if not probe_of(member).excludes:
+            pytest.skip("ignores excluded tokens")
+        how = Sampling(temperature, seed=5)
+        jobs = [draft_job(answer=answer, sampling=how) for answer in FOREIGN]
+        cut = next(cut for job in jobs for cut in redrafts(member, job))
+        warm = drafted(member, cut)
+        member.forget(cut.query.id)
+        cold = drafted(member, cut)
+        new = drafted(ready(make_member), cut)
+        assert all(same(warm, other, self.tolerance) for other in (cold, new))
+
     # --- scores -----------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("answer", FOREIGN, ids=range(len(FOREIGN)))
@@ -298,6 +369,14 @@ class MemberContract:
         drafted(member, draft_job(answer=FOREIGN[2]))
         assert same(drafted(member, draft_job()), first, self.tolerance)
 
+    def test_text_that_was_withdrawn_is_not_remembered(
+        self, make_member: Callable[[], Member]
+    ) -> None:
+        member = ready(make_member)
+        _, segments = alone(member, size=3, budget=12)
+        shorter = draft_job(answer=segments[:1], segment_tokens=5)
+        assert same(drafted(member, shorter), drafted(ready(make_member), shorter), self.tolerance)
+
     def test_forgetting_an_unknown_query_is_harmless(self, member: Member) -> None:
         member.forget("never heard of")
         drafted(member, draft_job())
@@ -350,6 +429,19 @@ def scored(member: Member, job: ScoreJob) -> Scored:
     assert isinstance(reply, Scored), reply
     assert len(reply.logprobs) == len(job.candidates)
     return reply
+
+
+def redrafts(member: Member, job: DraftJob) -> Iterator[DraftJob]:
+    """The jobs that continue this job's draft after each of its tokens but the last, without the
+    token that followed."""
+    draft = drafted(member, job)
+    assert draft.ends is not None
+    for size in range(1, len(draft.tokens)):
+        text = draft.text[: draft.ends[size - 1]]
+        if draft.ends[size] == draft.ends[size - 1]:
+            continue  # within a character
+        begun = Segment(text, False, {member.name: draft.tokens[:size]})
+        yield replace(job, answer=(*job.answer, begun), excluded=draft.tokens[size : size + 1])
 
 
 def alone(member: Member, *, size: int, budget: int) -> tuple[str, tuple[Segment, ...]]:

@@ -18,9 +18,18 @@ import numpy as np
 
 from ...core.answer import kept_tokens
 from ...core.values import Draft, DraftJob, Effort, Failure, Sampling
-from ..text.words import OVERTIME, AddedText, End, Words, complete, end_at, find_end
-from .logits import end_logprobs, logprobs_of, sample
-from .masking import DraftConstraint, cut_in_structure, masked
+from ..text.words import (
+    OVERTIME,
+    REPLACEMENT,
+    AddedText,
+    End,
+    Words,
+    complete,
+    end_at,
+    find_end,
+)
+from .logits import end_logprobs, logprobs_of, most_likely, sample
+from .masking import DraftConstraint, cut_in_structure, masked, without
 from .strands import Logits, SequenceKey
 
 if TYPE_CHECKING:
@@ -28,6 +37,8 @@ if TYPE_CHECKING:
 
 CUTS = (kept_tokens, cut_in_structure)
 """Functions that find where a draft may be cut. In prose only the first is used."""
+OTHERS = 48
+"""A draft that may not begin with certain tokens comes with this many other first tokens."""
 
 
 def most_tokens(job: DraftJob) -> int:
@@ -74,6 +85,8 @@ class OpenDraft:
     end_logprob: float = 0.0
     """The log-probability of the token that ended the turn, if one did."""
     failure: Failure | None = None
+    others: tuple[tuple[int, str], ...] = ()
+    """If tokens are excluded: other tokens that it could have begun with, and their texts."""
     _added: AddedText = field(init=False, repr=False)
     _decided: int = 0
     """Up to how many tokens it has been decided whether the draft may be cut."""
@@ -99,6 +112,8 @@ class OpenDraft:
                 self.end = End(0, ended=True)
         if leftover is None or leftover.sampling != self.sampling:
             return
+        if self.job.excluded:  # the last draft was written without this exclusion
+            return
         agreed = len(self.context) - len(leftover.context)
         if agreed <= 0 or self.context != leftover.context + leftover.tokens[:agreed]:
             return
@@ -122,13 +137,39 @@ class OpenDraft:
         if kept < len(self.tokens) and (row := self.logits.get(kept)) is not None:
             cache.keep_logits(self.key, len(self.context) + kept, row)
         logprobs = end.logprobs(self.logprobs, self.end_logprob)
-        return Draft(text, end.ended, tuple(tokens), tuple(logprobs), effort, tuple(ends))
+        return Draft(
+            text,
+            end.ended,
+            tuple(tokens),
+            tuple(logprobs),
+            effort,
+            tuple(ends),
+            others=self.others,
+        )
 
     def leftover(self) -> Leftover:
         """Its tokens, as the beginning of the query's next draft."""
         return Leftover(list(self.context), self.tokens, self.logprobs, self.sampling)
 
     # --- one more token ---------------------------------------------------------------------------
+
+    @property
+    def excluded(self) -> tuple[int, ...]:
+        """The tokens that may not come next."""
+        return () if self.tokens else self.job.excluded
+
+    def find_others(self, legal: Logits, token: int) -> None:
+        """Find the other tokens that the draft could have begun with. ``legal``: the logits of
+        which ``token`` was sampled."""
+        left, base = self.words.left(self.context)
+        others = []
+        for other in most_likely(legal, 4 * OTHERS):
+            if other == token or other in self.job.excluded or other in self.stops:
+                continue
+            text = self.words.difference(left, base, [other]).rstrip(REPLACEMENT)
+            if text:
+                others.append((other, text))
+        self.others = tuple(others[:OTHERS])
 
     def take(self, token: int, logprob: float, row: Logits) -> None:
         """A token that was sampled from these logits."""
@@ -281,21 +322,31 @@ def _write(cache: Cache, drafts: Sequence[OpenDraft]) -> None:
             continue
         masks = {draft.key: draft.mask() for draft in ready}
         if ready := [draft for draft in ready if not draft.done]:
-            _add_token(ready, logits, [masks[draft.key] for draft in ready])
+            _add_token(cache, ready, logits, [masks[draft.key] for draft in ready])
 
 
 def _add_token(
-    drafts: Sequence[OpenDraft], logits: dict[SequenceKey, Logits], masks: list[Any]
+    cache: Cache,
+    drafts: Sequence[OpenDraft],
+    logits: dict[SequenceKey, Logits],
+    masks: list[Any],
 ) -> None:
     """Sample the next token of each of these drafts."""
     rows = np.stack([logits[draft.key] for draft in drafts])
     how = [_sampling(draft) for draft in drafts]
     is_masked = any(mask is not None for mask in masks)
-    legal = masked(rows, masks) if is_masked else rows
-    tokens = sample(legal, how, [draft.ids for draft in drafts])
-    for draft, token, logprob in zip(drafts, tokens, logprobs_of(rows, tokens), strict=True):
-        # not a view of ``rows``, which would keep all of them in memory
-        draft.take(token, logprob, logits[draft.key])
+    legal = list(masked(rows, masks) if is_masked else rows)
+    for at, draft in enumerate(drafts):
+        if draft.excluded:
+            legal[at] = without(legal[at], draft.excluded)
+    texts = [draft.ids for draft in drafts]
+    tokens = sample(legal, how, texts)
+    for at, (draft, logprob) in enumerate(zip(drafts, logprobs_of(rows, tokens), strict=True)):
+        row = logits[draft.key]  # not a view of ``rows``, which would keep all of them in memory
+        cache.recent.add(draft.key, texts[at], row)
+        if draft.excluded:
+            draft.find_others(legal[at], tokens[at])
+        draft.take(tokens[at], logprob, row)
         # a refused token is sampled again
         if not (draft.done or (draft.constraint and draft.constraint.refused)):
             del logits[draft.key]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from .strands import Logits
 
 
 def sample(
-    logits: Logits, sampling: Sequence[Sampling], contexts: Sequence[Sequence[int]]
+    logits: Iterable[Logits], sampling: Sequence[Sampling], contexts: Sequence[Sequence[int]]
 ) -> list[int]:
     """One token per row. ``contexts``: the tokens before it. The penalty applies to these, and
     their number is the position."""
@@ -69,6 +69,18 @@ def _pick(row: Logits, how: Sampling, position: int) -> int:
 def noise(seed: int, position: int) -> float:
     """The uniform number that picks the token at this position."""
     return random.Random(f"{seed}:{position}").random()
+
+
+def most_likely(row: Logits, count: int) -> list[int]:
+    """The most probable tokens, the best first, without those at minus infinity.
+
+    >>> most_likely(np.array([1.0, 3.0, -np.inf, 2.0], dtype=np.float32), 3)
+    [1, 3, 0]
+    """
+    count = min(count, len(row))
+    tokens = np.argpartition(-row, count - 1)[:count]
+    tokens = tokens[np.lexsort((tokens, -row[tokens]))]
+    return [int(token) for token in tokens if row[token] > -np.inf]
 
 
 # --- log-probabilities ----------------------------------------------------------------------------

@@ -135,6 +135,18 @@ def cut_in_structure(text: str, ends: Sequence[int], limit: int) -> int:
     return 0
 
 
+def without(row: Logits, excluded: Sequence[int]) -> Logits:
+    """The logits with these tokens at minus infinity; unchanged if no other token is legal.
+
+    >>> row = np.array([1.0, 2.0, -np.inf], dtype=np.float32)
+    >>> without(row, [1]).tolist(), without(row, [0, 1]).tolist()
+    ([1.0, -inf, -inf], [1.0, 2.0, -inf])
+    """
+    left = row.copy()
+    left[[token for token in excluded if 0 <= token < len(row)]] = -np.inf
+    return left if (left > -np.inf).any() else row
+
+
 def masked(rows: Logits, masks: Sequence[Any]) -> Logits:
     """The logits with illegal tokens at minus infinity; rows without a mask are left as they
     are."""

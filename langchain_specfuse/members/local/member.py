@@ -316,6 +316,7 @@ class LocalMember(ABC):
             calls=prompts.template.own_calls(prompts.words),
             size=weights.parameters,
             reasons=reasons(prompts.template.chat_template, self.spec),
+            excludes=True,
         )
         cache.members.add(self)
         self._prompts, self.cache = prompts, cache
