@@ -24,7 +24,7 @@ _MONTH = (
 _DAY = r"(\d{1,2})(?:st|nd|rd|th|\.)?"
 _YEAR = r"(\d{4})(?!\d)"
 _DATES = {
-    "ymd": re.compile(rf"(?<![\w.-]){_YEAR}[-/.](\d{{1,2}})[-/.](\d{{1,2}})(?![\w-])"),
+    "ymd": re.compile(rf"(?<![\w.-]){_YEAR}[-/.](\d{{1,2}})[-/.](\d{{1,2}})(?![\d-])"),
     "xxy": re.compile(rf"(?<![\w.-])(\d{{1,2}})[-/.](\d{{1,2}})[-/.]{_YEAR}"),
     "dmy": re.compile(rf"(?<![\w.]){_DAY} (?:of )?{_MONTH}(?:,? {_YEAR})?"),
     "mdy": re.compile(rf"\b{_MONTH} (\d{{1,2}})(?:st|nd|rd|th)?(?![\d:%])(?:,? {_YEAR})?"),
@@ -125,7 +125,7 @@ def facts_in(source: str) -> Facts:
     for found in _COUNT.finditer(words):
         numbers |= _counted(found)
     for found in _NUMBER.finditer(text):
-        numbers |= {_value(found), _value(found, scaled=False)}
+        numbers |= {_value(found), _value(found, scaled=False), _without_seconds(found)}
     dates: set[tuple[int, int, int]] = set()
     for _, readings in _dates_in(text):
         dates.update(readings)
@@ -162,10 +162,10 @@ def _parts(quotation: re.Match[str]) -> tuple[str, ...]:
 
 
 def _plain(text: str) -> str:
-    """The text with one spelling of every digit and space: a narrow space inside a number is left
-    out, and a hyphen is a hyphen."""
+    """The text with one spelling of every digit and space: a narrow space inside a number is a
+    comma, the T between a date and a time a space, and a hyphen a hyphen."""
     text = re.sub(r"(?<=\d)[\u00a0\u2009\u202f'’](?=\d{3}(?!\d))", ",", text)
-    text = unicodedata.normalize("NFKC", text)
+    text = re.sub(r"(?<=\d)T(?=\d\d:)", " ", unicodedata.normalize("NFKC", text))
     return re.sub(r"[\u2010-\u2012\u2212]", "-", text)
 
 
@@ -202,6 +202,12 @@ def _value(found: re.Match[str], *, scaled: bool = True) -> str:
     whole = (whole + part[:power]).lstrip("0") or "0"
     part = part[power:].rstrip("0")
     return f"{whole}.{part}" if part else whole
+
+
+def _without_seconds(found: re.Match[str]) -> str:
+    """Of 9:05:30, 9:05; any other number as it is."""
+    value = _value(found)
+    return value[:-3] if value.count(":") > 1 else value
 
 
 def _counted(found: re.Match[str]) -> set[str]:

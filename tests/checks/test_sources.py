@@ -145,6 +145,13 @@ def test_documents_are_sources_with_the_address_they_came_from():
     assert check.function("It has 9.") == "the number 9 is not in the sources"
 
 
+def test_a_tools_time_in_iso_notation_is_a_date_and_a_time():
+    check = checks.grounded(['{"leaves": "2024-03-05T09:42:30+01:00"}'])
+    assert check.function("It leaves on March 5, 2024, at 9:42.") is None
+    assert check.function("It leaves at 09:42:30.") is None
+    assert check.function("It leaves at 9:43.") == "the number 9:43 is not in the sources"
+
+
 def test_with_no_source_nothing_is_grounded():
     assert checks.grounded([]).function("It has 9.")
     assert checks.grounded([]).function("It is high.") is None
