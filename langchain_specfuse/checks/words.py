@@ -170,6 +170,8 @@ class Lowercase:
     """The function of :func:`lowercase`."""
 
     def __call__(self, text: str) -> str | None:
+        if text.islower():  # the usual case, fast
+            return None
         for word in re.finditer(r"\S+", text):
             if any(letter.isupper() or letter.istitle() for letter in word[0]):
                 return f"has a capital letter: {word[0]!r:.80}"
