@@ -62,6 +62,11 @@ def parser() -> argparse.ArgumentParser:
         "--no-page", action="store_true", help="do not serve the page at /, which shows the rounds"
     )
     port.add_argument(
+        "--show-rejected",
+        action="store_true",
+        help="with --check: let the page show the drafts, with those that a check refused",
+    )
+    port.add_argument(
         "--grace",
         type=whole,
         default=30,
@@ -93,6 +98,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> bool:
             api_keys=keys,
             hosts=hosts,
             page=not arguments.no_page,
+            show_rejected=arguments.show_rejected,
             limits=limits,
         )
         server = server_of(app, grace_s=arguments.grace)

@@ -15,7 +15,7 @@ from langchain_core.callbacks import BaseCallbackHandler
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary
 from starlette.types import Receive, Scope, Send
 
-from ..chat.report import EXIT_EVENT, ROUND_EVENT
+from ..chat.report import EXIT_EVENT, REJECTED_EVENT, ROUND_EVENT
 from ..engine.drive import Admission
 from .responses import DONE, ApiError, Completion, api_error, event, to_json
 
@@ -147,6 +147,9 @@ class Metrics(BaseCallbackHandler):
         self.exits = Counter(
             "specfuse_exits", "Members that left an answer", ["member", "kind"], registry=reg
         )
+        self.rejected = Counter(
+            "specfuse_rejected", "Drafts that a check refused", ["check"], registry=reg
+        )
         self.tokens = Counter("specfuse_tokens", "Tokens read and written", ["kind"], registry=reg)
         self.weight = Summary(
             "specfuse_weight", "Voting weights at the end of answers", ["member"], registry=reg
@@ -170,6 +173,10 @@ class Metrics(BaseCallbackHandler):
             self.rounds.inc()
             winner = data["winner"]
             self.segments.labels(data["samples"].get(winner, winner)).inc()
+            for rejection in data["rejected"]:
+                self.rejected.labels(rejection["check"]).inc()
+        elif name == REJECTED_EVENT:
+            self.rejected.labels(data["check"]).inc()
         elif name == EXIT_EVENT:
             self.exits.labels(data["member"], data["kind"]).inc()
 

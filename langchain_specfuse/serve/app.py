@@ -30,6 +30,7 @@ def app_of(
     api_keys: Sequence[str] = (),
     hosts: Sequence[str] = (),
     page: bool = False,
+    show_rejected: bool = False,
     limits: Limits = Limits(),  # noqa: B008 - it is frozen
 ) -> FastAPI:
     """The app that answers with this chat model.
@@ -38,6 +39,8 @@ def app_of(
     one of them. ``hosts``: if there are any, a request must use one of these host names, which
     prevents DNS rebinding where there is no key. ``page``: serve a page at ``/`` that asks
     questions and shows the drafts, scores, votes, weights and reasoning of each round.
+    ``show_rejected``: if the chat model has checks, the page also shows the drafts, with those that
+    a check refused.
 
     >>> from langchain_specfuse import ScriptedMember
     >>> app = app_of(SpecFuseChatModel(members=[ScriptedMember("Blue.")]))
@@ -81,7 +84,7 @@ def app_of(
         completion = Completion(model, with_usage=chat_request.include_usage)
         if recorder:
             handlers.append(recorder)
-            completion = Rounds(model, recorder)
+            completion = Rounds(model, recorder, show_rejected=show_rejected)
         options = {**defaults, **chat_request.options, **bounds}
         try:
             chunks = llm.astream(chat_request.messages, {"callbacks": handlers}, **options)

@@ -15,9 +15,11 @@ from langchain_core.messages import AIMessageChunk
 from ..chat.callbacks import TraceCallbackHandler
 from ..chat.errors import PromptTooLongError
 from ..chat.options import NOT_FOR_A_CALL, Call
-from ..errors import BusyError, EnsembleError, MemberError, UsageError
+from ..errors import BusyError, CheckError, EnsembleError, MemberError, UsageError
 
 DONE = b"data: [DONE]\n\n"
+_FINISHES = {"refusal": "content_filter", "check": "content_filter"}
+"""Our finish reasons -> OpenAI's."""
 _ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
@@ -116,7 +118,7 @@ class Completion:
 
     def _read_metadata(self, chunk: AIMessageChunk) -> None:
         if reason := chunk.response_metadata.get("finish_reason"):
-            self.finish = {"refusal": "content_filter"}.get(reason, reason)
+            self.finish = _FINISHES.get(reason, reason)
             if (logprobs := chunk.response_metadata.get("logprobs")) is not None:
                 self.logprobs = {**logprobs, "refusal": None}
             self.summary = dict(chunk.response_metadata.get("specfuse", {}))
@@ -134,11 +136,18 @@ class Completion:
 
 
 class Rounds(Completion):
-    """The rounds of one answer: an event for each, or the whole trace."""
+    """The rounds of one answer: an event for each, or the whole trace.
 
-    def __init__(self, model: str, recorder: TraceCallbackHandler) -> None:
+    Without ``show_rejected``, the rounds of an answer with checks have no text but that of the
+    answer: drafts may contain what a check refuses.
+    """
+
+    def __init__(
+        self, model: str, recorder: TraceCallbackHandler, *, show_rejected: bool = False
+    ) -> None:
         super().__init__(model)
         self._recorder = recorder
+        self._show_rejected = show_rejected
         self._sent = 0
 
     def add(self, chunk: AIMessageChunk) -> list[dict[str, Any]]:
@@ -146,18 +155,34 @@ class Rounds(Completion):
         super().add(chunk)
         new = self._recorder.trace.rounds[self._sent :]
         self._sent += len(new)
-        return [_public(item) for item in new]
+        return [self._public(item) for item in new]
 
     def closing(self) -> Iterator[dict[str, Any]]:
         return iter(())
 
     def whole(self) -> dict[str, Any]:
         trace = self._recorder.trace.as_dict()
-        return {**trace, "rounds": [_public(item) for item in trace["rounds"]]}
+        return {**trace, "rounds": [self._public(item) for item in trace["rounds"]]}
+
+    def _public(self, round: Mapping[str, Any]) -> dict[str, Any]:
+        public = {**round, "left": _exits(round["left"])}
+        return public if self._show_rejected or not round["checks"] else _verified(public)
 
 
-def _public(round: Mapping[str, Any]) -> dict[str, Any]:
-    return {**round, "left": _exits(round["left"])}
+def _verified(round: Mapping[str, Any]) -> dict[str, Any]:
+    """The round without text that checks refused, or that was not or is not yet shown."""
+    is_shown = round["segment"] in round["text"]
+    texts = {round["winner"]: round["segment"]} if is_shown else {}
+    return {
+        **round,
+        "segment": round["segment"] if is_shown else round["text"],
+        "forced": round["forced"] if is_shown else "",
+        "drafts": {
+            name: {**draft, "text": texts.get(name, "")} for name, draft in round["drafts"].items()
+        },
+        "rejected": [{**rejection, "text": ""} for rejection in round["rejected"]],
+        "withdrawn": "",
+    }
 
 
 def _exits(exits: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -246,6 +271,11 @@ def api_error(error: BaseException) -> ApiError:
     if isinstance(error, TimeoutError):
         late = "the answer took too long\n-> ask for a shorter one with max_tokens"
         return ApiError(504, late, code="timeout")
+    if isinstance(error, CheckError):
+        # what a broken check raised may quote anything
+        reason = "" if error.__cause__ else f": {error.reason}"
+        failed = f"no text passed the check {error.check!r}{reason}\n-> ask in another way"
+        return ApiError(500, failed, code="check_failed")
     if isinstance(error, BusyError):
         seconds = math.ceil(error.retry_after_s)
         busy = f"too many requests are waiting\n-> try again in about {seconds} s"

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from ..core.round import Departure, Round
+from ..core.agreed import AgreedTokens
+from ..core.round import Departure, Rejection, Round
 from ..errors import amount
 
 COLOURS = (36, 33, 35, 32, 34, 31)
-BOLD, DIM = 1, 2
+BOLD, DIM, STRUCK = 1, 2, 9
 FINISHED = {
     "stop": "its author ended it",
     "stop_string": "a stop string appeared",
     "length": "the budget was used up",
     "refusal": "the members refused",
+    "check": "a check refused the rest",
 }
 STALLED = "no member could continue it"
 MAX_WEIGHTS = 5
@@ -113,6 +115,9 @@ def table(rounds: Sequence[Round], paint: Paint, width: int = 100) -> str:
             evidence = ", ".join(f"{name} {value:+.2f}" for name, value in item.evidence.items())
             unsure = f"{item.lead} was unsure; evidence for others: {evidence}"
             lines.append(_note(paint, DIM, unsure))
+        lines += [_rejected(rejection, paint) for rejection in item.rejected]
+        if item.withdrawn:
+            lines.append(f"   withdrawn: {paint.coded(STRUCK, one_line(repr(item.withdrawn)))}")
         for left in item.left:
             lines += [_note(paint, BOLD, line) for line in departed(left)]
     return "\n".join([*lines, "", _summary(rounds, paint)])
@@ -121,6 +126,17 @@ def table(rounds: Sequence[Round], paint: Paint, width: int = 100) -> str:
 def _note(paint: Paint, code: int, text: str) -> str:
     """An indented line below the line of a round."""
     return paint.coded(code, f"   {visible(text, margin='   ')}")
+
+
+def _rejected(rejection: Rejection, paint: Paint) -> str:
+    """A line about a draft that a check refused: what was refused of it is struck out."""
+    kept, refused = rejection.text[: rejection.kept], rejection.text[rejection.kept :]
+    where = f", after {kept!r}" if kept else ""
+    why = f"{rejection.check}: {rejection.reason}"
+    if rejection.is_shown:
+        why += "; shown all the same"
+    struck = paint.coded(STRUCK, one_line(repr(refused)))
+    return f"   ✗ {one_line(rejection.member + where)}: {struck} ({one_line(why)})"
 
 
 def departed(left: Departure) -> list[str]:
@@ -162,9 +178,10 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 def _summary(rounds: Sequence[Round], paint: Paint) -> str:
     wins = Counter(item.member for item in rounds)
-    tokens = 0
+    agreed = AgreedTokens()
     for item in rounds:
-        tokens += max((len(ids) for ids in item.segment.tokens.values()), default=0)
+        agreed.add(item)
+    tokens = agreed.count()
     seconds = sum(sum(item.seconds.values()) for item in rounds)
     authors = [name for name in paint.names if wins[name]]
     shares = ", ".join(paint.by(name, f"{one_line(name)} {wins[name]}") for name in authors)
@@ -172,6 +189,8 @@ def _summary(rounds: Sequence[Round], paint: Paint) -> str:
     if rounds[-1].stalled:
         ending = STALLED
     speed = f", {tokens / seconds:.1f} a second" if seconds > 0 else ""
+    if refused := sum(len(item.rejected) for item in rounds):
+        ending += f"; checks refused {amount(refused, 'draft')}"
     return (
         f"{amount(len(rounds), 'round')} ({shares}), {amount(tokens, 'token')} in {seconds:.1f} "
         f"s{speed}; {ending}"

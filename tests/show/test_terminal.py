@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from langchain_specfuse.core.round import Departure, Round
+from langchain_specfuse.core.round import Departure, Rejection, Round
 from langchain_specfuse.core.values import Draft, Segment
 from langchain_specfuse.errors import MemberError, advised
 from langchain_specfuse.show.terminal import Paint, legend, pieces, table
@@ -55,10 +55,34 @@ def test_the_table_names_what_happened_in_a_round():
         "c left (error): no connection",
         "-> start the server",
     ]
-    assert lines[-1].startswith("1 round (a 1), 0 tokens in 0.0 s") and lines[-1].endswith(
+    assert lines[-1].startswith("1 round (a 1), 1 token in 0.0 s") and lines[-1].endswith(
         "the budget was used up"
     )
     assert Paint(["a"], on=True).by("", "x") == "\x1b[2mx\x1b[0m", "forced text is dim"
+
+
+def test_the_table_strikes_out_what_checks_refused():
+    guarantee = Rejection("b", " We\nguarantee it", "no_promises", "promises something")
+    cut = Rejection("a", " We hope to guarantee", "no_promises", "promises something", kept=8)
+    shown = Rejection("a", " LOUD", "lowercase", "has 'L'", is_shown=True)
+    item = replace(a_round(" We hope", " We hope"), rejected=(guarantee, cut, shown))
+    item = replace(item, withdrawn=" for", finish="check")
+    lines = table([item], Paint(["a", "b"], on=False)).splitlines()
+    assert [line.strip() for line in lines[2:6]] == [
+        "✗ b: ' We\\nguarantee it' (no_promises: promises something)",
+        "✗ a, after ' We hope': ' to guarantee' (no_promises: promises something)",
+        "✗ a: ' LOUD' (lowercase: has 'L'; shown all the same)",
+        "withdrawn: ' for'",
+    ]
+    assert lines[-1].endswith("a check refused the rest; checks refused 3 drafts")
+    struck = table([item], Paint(["a", "b"], on=True))
+    assert "\x1b[9m' to guarantee'\x1b[0m" in struck and "\x1b[9m' for'\x1b[0m" in struck
+
+
+def test_text_of_a_rejection_cannot_control_the_terminal():
+    evil = Rejection("b\x1b[2J", "\x1b[2J", "x\x1b[2J", "why\x1b[2J\nerror: no")
+    lines = table([replace(a_round("", ""), rejected=(evil,))], Paint(["a"], on=False))
+    assert "\x1b" not in lines and "\nerror" not in lines
 
 
 def test_the_legend_has_squares_only_where_their_colours_tell_members_apart():
