@@ -5,7 +5,7 @@ const part = (id) => document.getElementById(id);
 const run = JSON.parse(part("run").textContent);
 const { rounds, members } = run; // the live page adds to them
 const DASHES = ["", "dashed", "dotted"];
-const FINISHED = { stop: "its author ended it", stop_string: "a stop string appeared", length: "the budget was used up", refusal: "the members refused" };
+const FINISHED = { stop: "its author ended it", stop_string: "a stop string appeared", length: "the budget was used up", refusal: "the members refused", check: "a check refused the rest" };
 const LEAVES = { exit: "voted out", error: "failed", timeout: "too slow", nan: "returned nonsense", overflow: "its context was full", not_found: "not found", budget: "the budget was spent" };
 let chosen = -1;
 let writing = false;
@@ -43,6 +43,7 @@ const label = (name) => String(members.indexOf(name) + 1 || "·");
 const badge = (name) => node("span", { class: `badge ${kind(name)}`, "aria-hidden": "true" }, label(name));
 const head = (text, scope = "col", cls = "") => node("th", { scope, class: cls }, ...[text].flat());
 const cell = (...children) => node("td", {}, ...children);
+const refused = (item, name) => list(item.rejected).find((one) => one.member === name && one.text === of(item.drafts, name)?.text);
 const words = (text) => node("td", { class: "words", dir: "auto" }, visible(text));
 const named = (name) => node("th", { scope: "row" }, badge(name), visible(name));
 
@@ -59,6 +60,14 @@ function bar(share, name) {
   return made;
 }
 
+// What checks refused: the beginning that was kept, and the rest struck out. An endpoint may leave the text out.
+function struck(text, kept = 0) {
+  const made = node("td", { class: "words", dir: "auto" });
+  if (!text) made.append(node("span", { class: "small" }, "its text is not shown here"));
+  else made.append(visible(text.slice(0, kept)), node("span", { class: "unseen" }, " refused: "), node("del", {}, visible(text.slice(kept))));
+  return made;
+}
+
 // A long table is made when it is opened.
 function folded(title, make) {
   const made = node("details", {}, node("summary", {}, title));
@@ -72,11 +81,32 @@ function header() {
   if (run.question.trim()) part("question").textContent = visible(run.question);
   const last = rounds.at(-1);
   const seconds = sum(rounds.flatMap((item) => Object.values(item.seconds ?? {})));
-  const tokens = sum(rounds.map((item) => of(item.drafts, item.winner)?.tokens));
+  const tokens = sum(agreed().map((one) => one.tokens));
+  const rejections = sum(rounds.map((item) => list(item.rejected).length));
   const ending = writing ? "more is to come" : last ? of(FINISHED, last.finish) ?? "it is incomplete" : "no segment was agreed";
-  part("summary").textContent = `${count(rounds.length, "round")}, ${count(members.length, "member")}, ${count(tokens, "token")} in ${seconds.toFixed(1)} s; ${ending}`;
+  part("summary").textContent = `${count(rounds.length, "round")}, ${count(members.length, "member")}, ${count(tokens, "token")} in ${seconds.toFixed(1)} s; ${ending}${rejections ? `; checks refused ${count(rejections, "draft")}` : ""}`;
   part("error").hidden = !run.error;
   part("error").textContent = `${last ? "The answer broke off" : "There is no answer"}: ${visible(run.error)}`;
+}
+
+// The agreed drafts that still stand. A round may withdraw text that earlier rounds agreed.
+function agreed() {
+  const standing = [];
+  let length = 0;
+  for (const item of rounds) {
+    length -= (item.withdrawn ?? "").length;
+    while (standing.length && standing.at(-1).end > length) standing.pop();
+    length += (item.segment ?? item.text).length + (item.forced ?? "").length;
+    standing.push({ end: length, author: wrote(item), tokens: of(item.drafts, item.winner)?.tokens ?? 0 });
+  }
+  return standing;
+}
+
+// The tokens of a member's drafts, with those that checks refused.
+function drafted(item, name) {
+  const again = list(item.rejected).filter((one) => one.member === name && one !== refused(item, name));
+  const kept = again.some((one) => one.kept) ? of(item.drafts, name)?.tokens ?? 0 : 0;
+  return (of(item.drafts, name)?.tokens ?? 0) + sum(again.map((one) => one.tokens)) - kept;
 }
 
 function legend() {
@@ -111,7 +141,9 @@ function answer(from) {
   for (let at = from; at < rounds.length; at++) {
     const item = rounds[at];
     const shownText = visible(item.text) || (item.ended ? "■" : "…");
-    const name = `Round ${item.round}, ${item.winner}: ${shownText.trim() || "white space"}`;
+    const rejections = list(item.rejected).length;
+    const note = rejections ? `; checks refused ${count(rejections, "draft")}` : "";
+    const name = `Round ${item.round}, ${item.winner}: ${shownText.trim() || "white space"}${note}`;
     const segment = node("span", { class: "segment", role: "option", tabindex: "-1", "aria-selected": "false", "aria-label": name });
     segment.dataset.at = at;
     for (const [author, text] of pieces(item)) {
@@ -120,6 +152,7 @@ function answer(from) {
       before = author;
       segment.append(piece);
     }
+    if (rejections) segment.lastChild.dataset.refused = `✗${rejections}`;
     part("answer").append(segment);
   }
 }
@@ -146,6 +179,31 @@ function left() {
     gone.map((one) => node("tr", {}, named(one.member), cell(String(one.round)), words(of(LEAVES, one.kind) ?? one.kind ?? ""), words(one.reason ?? "")))));
 }
 
+function checks() {
+  const totals = new Map();
+  for (const item of rounds) {
+    for (const name of names(item.checks)) {
+      const { passed = 0, rejected = 0 } = of(item.checks, name);
+      const [before, refusedBefore] = totals.get(name) ?? [0, 0];
+      totals.set(name, [before + passed, refusedBefore + rejected]);
+    }
+  }
+  const all = rounds.flatMap((item) => list(item.rejected).map((one) => ({ round: item.round, ...one })));
+  part("checks-part").hidden = !totals.size && !all.length;
+  part("checks").replaceChildren(table("How often each check was passed", [head("check", "col", "words"), "passed", "rejected"],
+    [...totals].map(([name, counts]) => node("tr", {}, head(visible(name), "row"), ...counts.map((many) => cell(String(many)))))));
+  if (all.length) part("checks").append(rejections(all, true));
+}
+
+function rejections(all, withRound = false) {
+  const heads = [head("member", "col", "words"), head("draft", "col", "words"), head("check", "col", "words"), head("why", "col", "words")];
+  return table("Drafts that checks refused", withRound ? ["round", ...heads] : heads, all.map((one) => {
+    const row = node("tr", {}, ...(withRound ? [cell(String(one.round))] : []), named(one.member), struck(one.text, one.kept), words(one.check), words(one.reason));
+    if (one.is_shown) row.lastChild.append(node("span", { class: "small" }, "shown all the same"));
+    return row;
+  }));
+}
+
 function thoughts(items, place) {
   for (const item of items) {
     for (const name of names(item.thoughts)) {
@@ -157,16 +215,17 @@ function thoughts(items, place) {
 }
 
 function costs() {
+  const standing = agreed();
   const wall = (phase) => sum(rounds.map((item) => of(item.seconds, phase)));
   const own = (phase, name, what) => sum(rounds.map((item) => of(of(item.tokens, phase), name)?.[what]));
   const longest = Math.max(1e-9, ...members.map((name) => own("draft", name, "seconds") + own("verify", name, "seconds")));
   const rows = members.map((name) => {
     const [drafting, verifying] = [own("draft", name, "seconds"), own("verify", name, "seconds")];
-    const drafted = sum(rounds.map((item) => of(item.drafts, name)?.tokens));
-    const agreed = sum(rounds.filter((item) => wrote(item) === name).map((item) => of(item.drafts, item.winner)?.tokens));
+    const written = sum(rounds.map((item) => drafted(item, name)));
+    const stands = sum(standing.filter((one) => one.author === name).map((one) => one.tokens));
     return node("tr", {}, named(name),
       cell(number(drafting, 2), bar(drafting / longest, name)), cell(number(verifying, 2), bar(verifying / longest, name)),
-      cell(String(drafted)), cell(String(agreed)),
+      cell(String(written)), cell(String(stands)),
       ...["draft", "verify"].flatMap((phase) => ["read", "reused"].map((what) => cell(String(own(phase, name, what))))));
   });
   rows.push(node("tr", {}, head("by the clock", "row"), cell(number(wall("draft"), 2)), cell(number(wall("verify"), 2)), ...Array.from({ length: 6 }, () => cell(""))));
@@ -198,6 +257,7 @@ function draw(from) {
 // What is shown of a run once it is over.
 function whole() {
   left();
+  checks();
   part("thoughts").replaceChildren();
   thoughts(rounds, part("thoughts"));
   part("thoughts-part").hidden = !part("thoughts").children.length;

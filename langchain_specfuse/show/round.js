@@ -18,8 +18,11 @@ function detail(item) {
   if (item.forced) made.append(node("p", {}, "Forced by the format, without a vote: ", node("code", {}, visible(item.forced))));
   for (const phase of names(item.late)) made.append(node("p", {}, `Late in ${visible(phase)}, so the round went on without: ${list(item.late[phase]).map(visible).join(", ")}.`));
   for (const one of list(item.left)) made.append(node("p", { class: "error" }, `${visible(one.member)} left (${of(LEAVES, one.kind) ?? visible(one.kind ?? "")})${one.reason ? `: ${visible(one.reason)}` : ""}`));
+  if (item.withdrawn) made.append(node("p", {}, "Withdrawn before it was shown: ", node("del", {}, visible(item.withdrawn))));
   thoughts([item], made);
-  made.append(drafts(item), changes(item));
+  made.append(drafts(item));
+  if (list(item.rejected).length) made.append(rejections(item.rejected));
+  made.append(changes(item));
   part("detail").replaceChildren(made);
 }
 
@@ -31,7 +34,7 @@ function drafts(item) {
   const rows = order.map((name) => {
     const draft = item.drafts[name];
     const total = of(item.totals, name);
-    const row = node("tr", said(draft) === said(of(item.drafts, item.winner) ?? {}) ? { class: "won" } : {}, named(name), words(draft.text));
+    const row = node("tr", said(draft) === said(of(item.drafts, item.winner) ?? {}) ? { class: "won" } : {}, named(name), refused(item, name) ? struck(draft.text) : words(draft.text));
     row.children[0].append(...remarks(item, name));
     if (draft.ended) row.children[1].append(node("span", { class: "small" }, "■ ends the answer"));
     row.append(cell(number(total), bar(total, name)));
@@ -47,6 +50,8 @@ function remarks(item, name) {
   const remarks = [];
   if (name === item.winner) remarks.push("✓ won");
   else if (list(item.authors).includes(name)) remarks.push("✓ wrote the same");
+  const rejection = refused(item, name);
+  if (rejection) remarks.push(`✗ refused by ${visible(rejection.check)}`);
   if (list(item.looped).includes(name)) remarks.push("loops: not eligible");
   if (name === item.lead) remarks.push("leads");
   const evidence = of(item.evidence, name);

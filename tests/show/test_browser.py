@@ -56,6 +56,83 @@ def test_late_looping_and_forced_parts_of_a_round_are_shown(opened):
     ]
 
 
+REFUSED = [
+    {
+        "member": "b",
+        "text": " We guarantee it",
+        "check": "no_promises",
+        "reason": "promises something",
+        "kept": 0,
+        "is_shown": False,
+        "tokens": 4,
+    },
+    {
+        "member": "a",
+        "text": " We hope to guarantee",
+        "check": "no_promises",
+        "reason": "promises something",
+        "kept": 8,
+        "is_shown": True,
+        "tokens": 5,
+    },
+]
+
+
+def refusing() -> Trace:
+    """Two rounds: the second withdraws the end of the first, and has two refused drafts."""
+    first = a_round(1, {"a": " Yes, surely"}, "a", text="", checks={"no_promises": {"passed": 1}})
+    drafts = {"a": " We hope", "b": " We guarantee it"}
+    counts = {"no_promises": {"passed": 1, "rejected": 2}}
+    more = {"text": " Yes, We hope", "withdrawn": " surely", "finish": "check"}
+    second = a_round(2, drafts, "a", rejected=REFUSED, checks=counts, **more)
+    return Trace([first, second], question="Is it good?")
+
+
+def test_what_checks_refused_is_struck_out_where_keys_reach_it(opened):
+    one = opened(refusing().html())
+    assert "a check refused the rest; checks refused 2 drafts" in one.text("#summary")
+    assert "2 members, 3 tokens" in one.text("#summary"), "withdrawn tokens do not count"
+    one.page.focus(".segment")
+    one.page.keyboard.press("End")
+    assert "Round 2 of 2" in one.text("#round-head")
+    label = one.page.get_attribute(".segment >> nth=1", "aria-label")
+    assert label.endswith("; checks refused 2 drafts")
+    assert one.texts("#detail del") == [
+        " surely",
+        " We guarantee it",
+        " We guarantee it",
+        " to guarantee",
+    ]
+    assert "✗ refused by no_promises" in one.text("#detail")
+    region = one.page.locator("#detail [aria-label='Drafts that checks refused']")
+    assert region.get_attribute("tabindex") == "0"
+    region.focus()
+    assert one.page.evaluate("document.activeElement.ariaLabel") == "Drafts that checks refused"
+    assert "promises something" in region.inner_text() and "all the same" in region.inner_text()
+    lines = one.page.eval_on_selector_all(
+        "#detail del", "all => all.map(one => getComputedStyle(one).textDecorationLine)"
+    )
+    assert set(lines) == {"line-through"}
+    whole = one.page.locator("#checks tbody tr").all_inner_texts()
+    assert whole[0].split() == ["no_promises", "2", "2"] and len(whole) == 3
+
+
+def test_text_that_an_endpoint_leaves_out_is_said_to_be_missing(opened):
+    trace = refusing()
+    for rejection in trace.rounds[1]["rejected"]:
+        rejection["text"] = ""
+    trace.rounds[1]["drafts"]["b"]["text"] = ""
+    one = opened(trace.html())
+    one.page.click(".segment >> nth=1")
+    assert one.text("#detail").count("its text is not shown here") == 3
+    assert "guarantee" not in one.page.inner_text("body")
+
+
+def test_a_run_without_checks_does_not_mention_them(opened):
+    one = opened(scripted().html())
+    assert one.page.locator("#checks-part").is_hidden() and "refused" not in one.text("main")
+
+
 def test_neighbouring_segments_of_one_author_are_told_apart(opened):
     winners = ["a", "a", "b", "a", "a"]
     rounds = [a_round(at, {"a": " x", "b": " y"}, name) for at, name in enumerate(winners, 1)]
@@ -107,6 +184,9 @@ def test_hostile_text_is_text_wherever_it_stands(opened):
                 "thoughts": {f"ann{text}": text},
                 "looped": [f"bob{text}"],
                 "finish": text,
+                "rejected": [{**REFUSED[0], "text": text, "check": text, "reason": text}],
+                "checks": {text: {"passed": 1, "rejected": 1}},
+                "withdrawn": text,
             }
             rounds.append(a_round(at, names, f"ann{text}", **more))
         return Trace(rounds, question=words[0], error=words[1])
@@ -153,6 +233,9 @@ def test_axe_finds_no_barrier(opened, scheme, width):
             text="[ 4",
             forced="[",
         )
+    )
+    trace.add(
+        a_round(10, {"a": " x", "b": " y"}, "a", rejected=REFUSED, checks={"c": {"passed": 1}})
     )
     one = opened(
         trace.html(), color_scheme=scheme, viewport={"width": width, "height": 900}, bypass_csp=True
