@@ -31,7 +31,7 @@ def checks_of(texts: Sequence[str]) -> list[Check]:
     """The checks that these arguments describe.
 
     >>> checks_of(["max_words:80", "lowercase"])
-    [<check max_words(80) at every segment>, <check lowercase() at every segment>]
+    [<check max_words(80) at every segment>, <check lowercase at every segment>]
     """
     return [_check(text) for text in texts]
 

@@ -6,6 +6,7 @@ import gc
 import subprocess
 import sys
 import textwrap
+import weakref
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 from langchain_core.caches import InMemoryCache
 
-from langchain_specfuse import ScriptedMember, SpecFuseChatModel
+from langchain_specfuse import ScriptedMember, SpecFuseChatModel, checks
 
 MEMBER = ScriptedMember("A 1", name="a")
 
@@ -145,3 +146,84 @@ def test_the_key_of_a_call_with_other_members_depends_on_their_arguments() -> No
     assert string != llm._get_llm_string(members=[ScriptedMember("C 3", name="b")])
     assert llm.invoke("?", members=[other]).text == "B 2"
     assert llm.invoke("?").text == "A 1"
+
+
+# --- checks ---------------------------------------------------------------------------------------
+
+
+def polite(text: str) -> str | None:
+    return None
+
+
+def brief(text: str) -> str | None:
+    return None
+
+
+def checked_key(*given: Any, at_call: bool = False) -> str:
+    options = {"checks": list(given)}
+    llm = SpecFuseChatModel(members=[MEMBER], **({} if at_call else options))
+    return llm._get_llm_string(**(options if at_call else {}))
+
+
+@pytest.mark.parametrize("at_call", [False, True], ids=["made with them", "called with them"])
+def test_different_checks_never_share_a_key(at_call: bool) -> None:
+    given = [
+        [],
+        [polite],
+        [brief],
+        [polite, brief],
+        [brief, polite],
+        [checks.at("sentence", polite)],
+        [checks.at("sentence", polite, name="other")],
+        [lambda text: None],
+        [letter_at(0)],
+        [letter_at(1)],
+        [partial(letter_at, 0)],
+        [Letter(0)],
+        [checks.forbids("a")],
+        [checks.forbids("b")],
+        [checks.max_words(80)],
+        [checks.max_words(81)],
+    ]
+    keys = [checked_key(*one, at_call=at_call) for one in given]
+    assert len(set(keys)) == len(given)
+    assert keys == [checked_key(*one, at_call=at_call) for one in given]
+    assert not any(" at 0x" in key for key in keys)
+
+
+def test_ready_made_checks_that_are_equal_share_a_key() -> None:
+    for make in (lambda: checks.forbids("a"), lambda: checks.max_words(80), checks.lowercase):
+        assert checked_key(make()) == checked_key(make())
+
+
+def test_a_call_that_turns_checks_off_has_the_key_of_a_model_without_them() -> None:
+    llm = SpecFuseChatModel(members=[MEMBER], checks=[polite])
+    assert llm._get_llm_string(checks=[]) == checked_key()
+    assert llm.bind(checks=[brief]).kwargs["checks"] == [brief]
+    assert llm._get_llm_string(checks=[brief]) == checked_key(brief)
+
+
+def test_functions_that_are_gone_leave_nothing_behind() -> None:
+    gone = []
+    for _ in range(20):
+        function = letter_at(0)
+        checked_key(function, at_call=True)
+        gone.append(weakref.ref(function))
+    del function
+    gc.collect()
+    assert not any(reference() for reference in gone)
+
+
+def test_a_check_has_the_same_key_in_another_process(tmp_path: Path) -> None:
+    program = """
+    from langchain_specfuse import ScriptedMember, SpecFuseChatModel, checks
+
+    def polite(text):
+        return None
+
+    members = [ScriptedMember("A", name="a")]
+    llm = SpecFuseChatModel(members=members, checks=[polite, checks.forbids("x")])
+    print(llm._get_llm_string())
+    """
+    assert printed(tmp_path, program) == printed(tmp_path, program)
+    assert printed(tmp_path, program.replace("None", "''")) != printed(tmp_path, program)
