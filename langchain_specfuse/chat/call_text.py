@@ -148,6 +148,26 @@ class LoneCall:
         return ToolCall(data["name"], json.dumps(arguments, ensure_ascii=False))
 
 
+def lone_call(names: Collection[str], text: str) -> ToolCall | None:
+    """The call that is all of this text, if it is one.
+
+    >>> lone_call(["add"], '{"name": "add", "arguments": {"a": 1}}')
+    ToolCall(name='add', arguments='{"a": 1}', id='')
+    """
+    reader = LoneCall(names)
+    if reader.feed(text):
+        return None
+    return reader.finish()[1]
+
+
+def arguments_of(call: ToolCall) -> Any:
+    """The arguments of a call; their text if it cannot be read."""
+    try:
+        return read_json(call.arguments)
+    except (ValueError, RecursionError):
+        return call.arguments
+
+
 _KEYS = ('"name"', '"arguments"', '"parameters"')
 
 

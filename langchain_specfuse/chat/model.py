@@ -144,10 +144,10 @@ class SpecFuseChatModel(Options, BaseChatModel):
         with langchain_errors():
             question = Question.of(messages, self._call(stop, kwargs), stop)
             probes = loaded(question.ensemble)
-            format, chunks, report = self._outputs(
-                question, probes, RunScope.of(run_manager, run_scope), kwargs
-            )
-            with report, closing(question.rounds(format)) as rounds:  # type: ignore[type-var]
+            scope = RunScope.of(run_manager, run_scope)
+            format, chunks, report = self._outputs(question, probes, scope, kwargs)
+            answered = question.rounds(format, scope.child_config())
+            with report, closing(answered) as rounds:  # type: ignore[type-var]
                 for round in rounds:
                     report.add(round)
                     yield from chunks.of(round)
@@ -166,10 +166,10 @@ class SpecFuseChatModel(Options, BaseChatModel):
                 lambda: Question.of(messages, self._call(stop, kwargs), stop)
             )
             probes = await aloaded(question.ensemble)
-            format, chunks, report = self._outputs(
-                question, probes, RunScope.of(run_manager, run_scope), kwargs
-            )
-            async with report, aclosing(await question.arounds(format)) as rounds:  # type: ignore[type-var]
+            scope = RunScope.of(run_manager, run_scope)
+            format, chunks, report = self._outputs(question, probes, scope, kwargs)
+            answered = await question.arounds(format, scope.child_config())
+            async with report, aclosing(answered) as rounds:  # type: ignore[type-var]
                 async for round in rounds:
                     await report.aadd(round)
                     for chunk in chunks.of(round):

@@ -13,15 +13,18 @@ from typing import Any
 
 from langchain_core.messages import BaseMessage
 
+from ..core.checks import CheckContext, CheckJob
 from ..core.member import Probe
 from ..core.options import Settings
 from ..core.referee import FREE, Referee
 from ..core.results import json_value
 from ..core.round import Round
 from ..core.values import CallFormat, Query, Turn
+from ..engine.checker import Checker
 from ..engine.ensemble import Ensemble
 from ..errors import UsageError, advised
 from . import shape as _shape
+from .call_text import arguments_of, lone_call
 from .errors import loading_errors
 from .members import ensemble_for, id_of
 from .messages import turns_of
@@ -38,6 +41,8 @@ class Question:
     """The options, which are also the settings of the loop and the engine: they include a seed, and
     the result by which whole answers are compared."""
     ensemble: Ensemble
+    messages: Sequence[BaseMessage] = ()
+    """The conversation as LangChain messages, for the checks."""
 
     @classmethod
     def of(
@@ -55,6 +60,7 @@ class Question:
             shape,
             call.model_copy(update=changes),
             ensemble_for(call.members, call.verifiers),
+            tuple(messages),
         )
 
     @property
@@ -97,19 +103,48 @@ class Question:
         constraint = self.shape.constraint(format)
         return Query(uuid.uuid4().hex, self.turns, self.shape.tools, constraint)
 
-    def rounds(self, format: CallFormat = _shape.COMMON) -> Iterator[Round]:
-        """The rounds of the answer, as they are agreed."""
+    def rounds(self, format: CallFormat = _shape.COMMON, config: Any = None) -> Iterator[Round]:
+        """The rounds of the answer, as they are agreed. ``config`` is for the checks."""
         query = self.query(format)
-        referee = FREE if query.constraint is None else _shape.referee_of(query.constraint)
-        return self.ensemble.rounds(query, self._settings(referee), referee=referee)
+        referee = self._referee(query)
+        checker = self._checker(None, config)
+        return self.ensemble.rounds(
+            query, self._settings(referee), referee=referee, checker=checker
+        )
 
-    async def arounds(self, format: CallFormat = _shape.COMMON) -> AsyncIterator[Round]:
+    async def arounds(
+        self, format: CallFormat = _shape.COMMON, config: Any = None
+    ) -> AsyncIterator[Round]:
         """``rounds`` for asyncio. A grammar can take long to compile, so it is compiled on another
         thread."""
         query, referee = self.query(format), FREE
         if query.constraint is not None:
-            referee = await asyncio.to_thread(_shape.referee_of, query.constraint)
-        return self.ensemble.arounds(query, self._settings(referee), referee=referee)
+            referee = await asyncio.to_thread(self._referee, query)
+        checker = self._checker(asyncio.get_running_loop(), config)
+        return self.ensemble.arounds(
+            query, self._settings(referee), referee=referee, checker=checker
+        )
+
+    def _referee(self, query: Query) -> Referee:
+        """The referee of a query. For checks it also knows a call that is written as plain JSON."""
+        if query.constraint is None:
+            return FREE
+        referee = _shape.referee_of(query.constraint)
+        shape = self.shape
+        if not (self.call.checks and shape.tools) or shape.begins_with_call:
+            return referee
+        names = [tool.name for tool in shape.tools]
+        return referee.with_lone_calls(partial(lone_call, names))
+
+    def _checker(self, loop: asyncio.AbstractEventLoop | None, config: Any) -> Checker | None:
+        """What asks the checks of this answer; None if it has none."""
+        if not self.call.checks:
+            return None
+        return Checker(partial(self._context_of, config), loop, config)
+
+    def _context_of(self, config: Any, job: CheckJob) -> CheckContext:
+        calls = [{"name": call.name, "args": arguments_of(call)} for call in job.calls]
+        return CheckContext(self.messages, job.draft, job.author, job.ended, calls, config)
 
     def _settings(self, referee: Referee) -> Settings:
         """The settings. Under a constraint, answers are compared by their meaning instead of their
@@ -135,6 +170,8 @@ def _result(call: Call, shape: _shape.Shape) -> Any:
         return call.result
     if shape.text is not None or shape.tools:
         return "text"
+    if call.checks:
+        return None  # the first answer that passes wins
     error = UsageError("segment='answer' needs to know how to find the result in an answer")
     results = "result='number', 'choice', 'json', 'text' or a function"
     raise advised(error, f"{results}; or ask for an object or a choice")

@@ -1,0 +1,237 @@
+"""The user's checks through the chat model: text, calls, objects and reasoning."""
+
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis
+from hypothesis import strategies as st
+from langchain_core.tools import tool
+from pydantic import BaseModel
+
+from langchain_specfuse import (
+    CheckError,
+    ScriptedMember,
+    SpecFuseCallbackHandler,
+    SpecFuseChatModel,
+)
+from langchain_specfuse.core.checks import Check
+
+
+def forbids(pattern):
+    def check(text):
+        match = re.search(pattern, text)
+        return f"says {match[0]!r}" if match else None
+
+    return check
+
+
+def llm_of(*scripts, **options):
+    members = [ScriptedMember(script, name=f"m{i}") for i, script in enumerate(scripts)]
+    return SpecFuseChatModel(members=members, **options)
+
+
+def stream(llm, **options):
+    return [chunk.text for chunk in llm.stream("Hello?", **options)]
+
+
+SAFE = "We hope that the old machine works today, and that it will work tomorrow too."
+UNSAFE = SAFE.replace("hope", "guarantee")
+
+
+@given(
+    words=st.lists(
+        st.sampled_from(["cat", "category", "cats", "dog", "a", "1984", "19"]), min_size=1
+    ),
+    segment=st.integers(1, 7),
+)
+@hypothesis(max_examples=80, deadline=None)
+def test_a_forbidden_word_is_never_visible_in_any_chunk(words, segment):
+    script = " ".join(words)
+    llm = llm_of(script, segment_tokens=segment, checks=[forbids(r"\b(cat|19)\b")], redrafts=1)
+    shown, error = "", None
+    try:
+        for chunk in llm.stream("x"):
+            shown += chunk.text
+            assert not re.search(r"\b(cat|19)\b", shown)
+    except CheckError as raised:
+        error = raised
+    if error is None:
+        assert shown == script
+    else:
+        assert re.search(r"\b(cat|19)\b", script)
+        assert error.text == shown
+        assert script.startswith(shown)
+
+
+def test_another_members_draft_takes_the_place_of_a_refused_one():
+    message = llm_of(UNSAFE, SAFE, checks=[forbids("guarantee")]).invoke("x")
+    assert message.text == SAFE
+    counts = message.response_metadata["specfuse"]["checks"]["check"]
+    assert counts["rejected"] >= 1
+    assert counts["passed"] >= 1
+
+
+def test_the_same_chunks_come_whether_a_check_that_passes_is_there_or_not_once_text_is_complete():
+    plain, checked = llm_of(UNSAFE, SAFE), llm_of(UNSAFE, SAFE, checks=[lambda text: None])
+    assert "".join(stream(checked)) == "".join(stream(plain))
+
+
+def test_checks_can_be_chosen_for_a_call_and_left_out():
+    llm = llm_of(UNSAFE, SAFE)
+    assert llm.invoke("x", checks=[forbids("guarantee")]).text == SAFE
+    strict = llm_of(UNSAFE, SAFE, checks=[forbids("guarantee")])
+    assert strict.invoke("x", checks=[]).text == llm.invoke("x").text
+
+
+def test_the_end_of_an_answer_that_failed_says_so():
+    llm = llm_of("It works. We guarantee it.", checks=[forbids("guarantee")], on_failure="end")
+    message = llm.invoke("x")
+    assert message.text == "It works. We"
+    assert message.response_metadata["finish_reason"] == "check"
+
+
+def test_every_refused_draft_is_an_event_also_those_of_an_answer_that_fails():
+    seen = []
+    handler = SpecFuseCallbackHandler(on_rejected=seen.append)
+    llm = llm_of("guarantee", checks=[forbids("guarantee")], redrafts=2)
+    with pytest.raises(CheckError):
+        llm.invoke("x", {"callbacks": [handler]})
+    assert [(event.member, event.text) for event in seen] == [("m0", "guarantee")] * 3
+
+
+# --- tools and objects ----------------------------------------------------------------------------
+
+
+@tool
+def pay(to: str, amount: int) -> str:
+    """Pay somebody."""
+    return f"paid {amount} to {to}"
+
+
+def at_most_100(text, context):
+    for call in context.tool_calls:
+        if call["args"].get("amount", 0) > 100:
+            return "pays too much"
+    return None
+
+
+LIMIT = Check(at_most_100, "at_most_100", at="call")
+PAYS = {
+    amount: "I pay. " + ScriptedMember.call("pay", to="Bob", amount=amount) for amount in (50, 500)
+}
+
+
+def test_a_call_is_checked_before_any_part_of_it_is_emitted():
+    llm = llm_of(PAYS[500], PAYS[50], checks=[LIMIT], lead=None).bind_tools([pay])
+    chunks = list(llm.stream("x"))
+    arguments = "".join(piece["args"] for chunk in chunks for piece in chunk.tool_call_chunks)
+    assert arguments == '{"to": "Bob", "amount": 50}'
+    emitted = []
+    chunks = llm_of(PAYS[500], checks=[LIMIT]).bind_tools([pay]).stream("x")
+    with pytest.raises(CheckError) as raised:
+        emitted.extend(chunk.tool_call_chunks for chunk in chunks)
+    assert not any(emitted)
+    assert raised.value.text == "I pay. "
+
+
+def test_a_call_that_is_written_as_plain_json_is_checked_too():
+    lone = '{"name": "pay", "arguments": {"to": "Bob", "amount": 500}}'
+    llm = llm_of(lone, "No, thanks.", checks=[LIMIT], lead=None).bind_tools([pay])
+    message = llm.invoke("x")
+    assert message.tool_calls == []
+    assert message.text == "No, thanks."
+
+
+def test_checks_of_text_see_no_calls():
+    asked = []
+    llm = llm_of(PAYS[50], checks=[lambda text: asked.append(text)]).bind_tools([pay])
+    assert llm.invoke("x").tool_calls
+    assert all("{" not in text for text in asked)
+    assert asked[-1] == "I pay. "
+
+
+class Person(BaseModel):
+    name: str
+    city: str
+
+
+def test_an_object_stays_valid_where_one_member_is_refused():
+    llm = llm_of(
+        {"name": "Ann", "city": "Paris"},
+        {"name": "Bob", "city": "Rome"},
+        checks=[forbids("Ann")],
+        lead=None,
+    )
+    assert llm.with_structured_output(Person).invoke("x").name == "Bob"
+
+
+@pytest.mark.parametrize(("at", "name"), [("segment", "Ann"), ("answer", "Bob")])
+def test_another_member_writes_the_object_where_the_first_fails_at_its_end(at, name):
+    llm = llm_of(
+        {"name": "Ann", "city": "Paris"},
+        {"name": name, "city": "Rome"},
+        checks=[Check(forbids("Paris"), "rule", at=at)],
+        lead="m0",
+        redrafts=1,
+    )
+    person = llm.with_structured_output(Person).invoke("x")
+    assert (person.name, person.city) == (name, "Rome")
+
+
+def test_the_result_need_not_be_named_if_whole_answers_are_checked():
+    llm = llm_of(
+        "41",
+        "42",
+        segment="answer",
+        checks=[Check(lambda t: None if t == "42" else "no", "is", at="answer")],
+    )
+    assert llm.invoke("x").text == "42"
+
+
+# --- reasoning ------------------------------------------------------------------------------------
+
+
+class Thinker(ScriptedMember):
+    """Reasons before its first draft."""
+
+    def draft(self, jobs):
+        drafts = super().draft(jobs)
+        return [
+            draft if job.answer else replace(draft, thought="They want a guarantee.")
+            for job, draft in zip(jobs, drafts, strict=True)
+        ]
+
+
+@pytest.mark.parametrize("rule", [forbids("guarantee"), forbids("nothing")])
+def test_reasoning_is_shown_only_if_it_passes(rule):
+    llm = SpecFuseChatModel(members=[Thinker(SAFE)], checks=[rule], reasoning=True)
+    message = llm.invoke("x")
+    thought = message.additional_kwargs.get("reasoning_content", "")
+    assert message.text == SAFE
+    assert thought == ("" if rule("guarantee") else "They want a guarantee.")
+
+
+# --- the context of a check -----------------------------------------------------------------------
+
+
+def test_a_check_with_a_second_required_argument_gets_the_context():
+    seen = []
+
+    def check(text, context):
+        seen.append((text, context))
+
+    def with_default(text, context="nothing"):
+        assert context == "nothing"
+
+    llm = llm_of(SAFE, checks=[check, with_default], segment_tokens=4)
+    llm.invoke("Hello?", {"metadata": {"user": "ann"}})
+    text, context = seen[-1]
+    assert text == SAFE
+    assert context.ended
+    assert not seen[0][1].ended
+    assert text.endswith(context.draft)
+    assert context.author == "m0"
+    assert [message.text for message in context.messages] == ["Hello?"]
+    assert context.config["metadata"]["user"] == "ann"
