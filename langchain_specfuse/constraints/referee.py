@@ -181,7 +181,6 @@ class Ruling(Referee):
         return calls.prose
 
     def with_lone_calls(self, lone: Callable[[str], ToolCall | None]) -> Ruling:
-        """This referee, for which a text that ``lone`` reads as a call is one, too."""
         other = copy.copy(self)
         other._lone = lone
         return other

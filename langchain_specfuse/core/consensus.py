@@ -116,10 +116,7 @@ class Tally:
 def answers(query: Query, settings: Settings, panel: Panel, referee: Referee = FREE) -> Loop:
     """As :func:`.rounds`: one round, in which a whole answer is agreed."""
     first_wins = settings.result is None
-    result_of = _text_itself
-    if not first_wins:
-        by_name = isinstance(settings.result, str)
-        result_of = RESULTS[settings.result] if by_name else settings.result
+    result_of = _result_function(settings.result)
     answer = Answer(
         stop=settings.stop_strings, budget=settings.max_tokens, referee=referee
     ).started()
@@ -171,8 +168,11 @@ def answers(query: Query, settings: Settings, panel: Panel, referee: Referee = F
     yield _round(panel, before, answer, drafts, tally, agreed, clock, checking, thoughts)
 
 
-def _text_itself(text: str) -> Hashable:
-    return text
+def _result_function(result: str | Result | None) -> Result:
+    """The function that finds an answer's result. Without one, every text is a result."""
+    if result is None:
+        return lambda text: text
+    return RESULTS[result] if isinstance(result, str) else result
 
 
 def _greedy(panel: Panel, drafts: Mapping[str, Draft]) -> Voter:

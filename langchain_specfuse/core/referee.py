@@ -7,7 +7,7 @@ not on tokens. The one that reads grammars is in ``constraints``.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 from .values import ToolCall
 
@@ -62,6 +62,10 @@ class Referee:
     def calls(self, answer: str) -> tuple[tuple[ToolCall, int], ...]:
         """The complete tool calls, each with the place in the answer where it ends."""
         return ()
+
+    def with_lone_calls(self, lone: Callable[[str], ToolCall | None]) -> Referee:
+        """This referee, for which a whole text that ``lone`` reads as a call is one, too."""
+        return self
 
 
 FREE = Referee()

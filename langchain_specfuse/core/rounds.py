@@ -273,7 +273,9 @@ def ended_round(
     agreed: str,
 ) -> Round:
     """The last round of an answer that ends before text that did not pass a check."""
-    winner = panel.lead if panel.lead in drafts else next(iter(drafts))
+    winner = next(iter(drafts))
+    if panel.lead is not None and panel.lead in drafts:
+        winner = panel.lead
     return Round(
         number=number,
         text=answer.released,
