@@ -1,0 +1,54 @@
+"""Use a validator of Guardrails AI as a check.
+
+Install it first: ``pip install guardrails-ai``. Its hub has many more validators, such as
+``from guardrails.hub import ToxicLanguage`` after
+``guardrails hub install hub://guardrails/toxic_language``.
+
+A validator judges, and ``on_fail`` is left out: the answer is repaired here, by other drafts. It is
+wrapped in a function, because its own ``invoke`` returns the text.
+"""
+
+from guardrails.validators import (
+    FailResult,
+    PassResult,
+    ValidationResult,
+    Validator,
+    register_validator,
+)
+
+from langchain_specfuse import ScriptedMember, SpecFuseCallbackHandler, SpecFuseChatModel, checks
+from langchain_specfuse.checks import Check
+
+
+@register_validator(name="no-promises", data_type="string")
+class NoPromises(Validator):
+    """A validator of your own. Those of the hub are used in the same way."""
+
+    def _validate(self, value: str, metadata: dict) -> ValidationResult:
+        if "guarantee" in value.lower():
+            return FailResult(error_message="promises something")
+        return PassResult()
+
+
+def validated_by(validator: Validator) -> Check:
+    """A check at every sentence, which is what most validators expect."""
+
+    def validate(text: str) -> str | None:
+        result = validator.validate(text, {})
+        return result.error_message if isinstance(result, FailResult) else None
+
+    return checks.at("sentence", validate, name=validator.rail_alias)
+
+
+members = [
+    ScriptedMember("It works. Guaranteed for ten years.", name="ann"),
+    ScriptedMember("It works. Most last for ten years.", name="bob"),
+]
+llm = SpecFuseChatModel(members=members, checks=[validated_by(NoPromises())])
+
+show = SpecFuseCallbackHandler(
+    on_rejected=lambda event: print(f"\n   [{event.member} {event.reason}]")
+)
+for chunk in llm.stream("Is it good?", {"callbacks": [show]}):
+    print(chunk.text, end="", flush=True)
+print()
