@@ -65,6 +65,8 @@ class FakeServer:
         or "hang"."""
         self.without: set[str] = set()
         """Fields that this (older) engine does not know and silently ignores."""
+        self.refuses: set[str] = set()
+        """Fields that this engine refuses."""
         self.begins = False
         """llama.cpp: adds the BOS token to a text, and removes it from what the template writes."""
         self.forms = {"ids", "texts", "text"}
@@ -97,6 +99,8 @@ class FakeServer:
     def reply(self, path: str, body: Any) -> Any:
         """Return the engine's reply; raise KeyError for unknown paths."""
         body = {key: value for key, value in (body or {}).items() if key not in self.without}
+        if refused := self.refuses & body.keys():
+            raise Refused(400, f"unknown fields: {', '.join(sorted(refused))}")
         with self._lock:
             return ENGINES[self.engine][path](self, body)
 
@@ -114,9 +118,10 @@ class FakeServer:
         seed: int,
         stops: Sequence[int],
         only: Any = None,
+        never: Sequence[int] = (),
     ) -> tuple[list[int], list[Any], bool]:
         """Return (tokens including the one that ended, their raw rows, ended); ``only`` lists the
-        ids allowed at each position."""
+        ids allowed at each position, ``never`` those that no position allows."""
         tokens: list[int] = []
         rows: list[Any] = []
         noise = torch.Generator().manual_seed(seed)
@@ -127,6 +132,7 @@ class FakeServer:
                 mask = torch.full_like(seen, float("-inf"))
                 mask[list(only(place, tokens))] = 0.0
                 seen = seen + mask
+            seen[list(never)] = float("-inf")
             weights = (seen / temperature).softmax(-1) if temperature > 0 else None
             token = int(
                 seen.argmax() if weights is None else torch.multinomial(weights, 1, generator=noise)
@@ -206,7 +212,12 @@ def _completions(server: FakeServer, body: Reply) -> Reply:
     choices, beside = [], []
     for at, ids in enumerate(prompts):
         tokens, rows, ended = server.drawn(
-            ids, body["max_tokens"], body["temperature"], body.get("seed") or 0, []
+            ids,
+            body["max_tokens"],
+            body["temperature"],
+            body.get("seed") or 0,
+            [],
+            never=_never(body),
         )
         if ended:  # the token that ends the text is not part of it
             tokens, rows = tokens[:-1], rows[:-1]
@@ -225,6 +236,11 @@ def _completions(server: FakeServer, body: Reply) -> Reply:
         "prompt": beside,
         "usage": {"prompt_tokens": sum(map(len, prompts))},
     }
+
+
+def _never(body: Reply) -> list[int]:
+    """Return the tokens that OpenAI's ``logit_bias`` excludes."""
+    return [int(token) for token, bias in (body.get("logit_bias") or {}).items() if bias <= -100]
 
 
 def _spelled(
@@ -279,15 +295,25 @@ def _vllm_choice(server: FakeServer, body: Reply, ids: Sequence[int]) -> dict[st
     if "structured_outputs" in body:
         only = _spelling(server, body["structured_outputs"]["choice"])
     tokens, rows, ended = server.drawn(
-        ids, body["max_tokens"], body["temperature"], body.get("seed") or 0, stops, only
+        ids,
+        body["max_tokens"],
+        body["temperature"],
+        body.get("seed") or 0,
+        stops,
+        only,
+        _never(body),
     )
     if only:  # after the mask, like the real engine
         logprobs = [0.0] * len(tokens)
     else:
         logprobs = [float(row[token]) for row, token in zip(rows, tokens, strict=True)]
-    requested = body.get("logprob_token_ids") or []
+    # like the real engine: given ids, or the most likely ones
+    requested = body.get("logprob_token_ids")
     tops = [
-        {f"token_id:{token_id}": float(row[token_id]) for token_id in (token, *requested)}
+        {
+            f"token_id:{token_id}": float(row[token_id])
+            for token_id in (token, *(requested or row.topk(body["logprobs"])[1].tolist()))
+        }
         for token, row in zip(tokens, rows, strict=True)
     ]
     return _vllm_shape(tokens, logprobs, tops, "stop" if ended else "length")
@@ -345,12 +371,13 @@ def _llama(server: FakeServer, body: Reply) -> Reply:
     only = None
     if "grammar" in body:
         only = lambda place, _: [forced[place]] if place < len(forced) else server.eos
-    if "logit_bias" in body:
+    never = [token for token, bias in body.get("logit_bias", ()) if bias is False]
+    if "logit_bias" in body and not never:
         only = lambda *_: [token for token, _ in body["logit_bias"]]
     count = max(1, body["n_predict"])  # like the real engine, 0 still draws one token
     count = min(count, LIMIT - len(ids))
     tokens, rows, ended = server.drawn(
-        ids, count, body["temperature"], body.get("seed", 0), [], only
+        ids, count, body["temperature"], body.get("seed", 0), [], only, never
     )
     heads = [
         tokens[: place + 1 - (ended and place + 1 == len(tokens))] for place in range(len(tokens))

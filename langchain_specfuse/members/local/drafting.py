@@ -18,16 +18,7 @@ import numpy as np
 
 from ...core.answer import kept_tokens
 from ...core.values import Draft, DraftJob, Effort, Failure, Sampling
-from ..text.words import (
-    OVERTIME,
-    REPLACEMENT,
-    AddedText,
-    End,
-    Words,
-    complete,
-    end_at,
-    find_end,
-)
+from ..text.words import OVERTIME, AddedText, End, Words, complete, end_at, find_end
 from .logits import end_logprobs, logprobs_of, most_likely, sample
 from .masking import DraftConstraint, cut_in_structure, masked, without
 from .strands import Logits, SequenceKey
@@ -161,15 +152,9 @@ class OpenDraft:
     def find_others(self, legal: Logits, token: int) -> None:
         """Find the other tokens that the draft could have begun with. ``legal``: the logits of
         which ``token`` was sampled."""
-        left, base = self.words.left(self.context)
-        others = []
-        for other in most_likely(legal, 4 * OTHERS):
-            if other == token or other in self.job.excluded or other in self.stops:
-                continue
-            text = self.words.difference(left, base, [other]).rstrip(REPLACEMENT)
-            if text:
-                others.append((other, text))
-        self.others = tuple(others[:OTHERS])
+        known = {token, *self.job.excluded, *self.stops}
+        likely = [other for other in most_likely(legal, 4 * OTHERS) if other not in known]
+        self.others = self.words.alternatives(self.context, likely, OTHERS)
 
     def take(self, token: int, logprob: float, row: Logits) -> None:
         """A token that was sampled from these logits."""

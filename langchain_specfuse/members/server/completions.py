@@ -51,7 +51,8 @@ class Completions(Dialect):
 
     def draw(self, draw: Draw) -> Drawn:
         sampling = {key: value for key, value in asdict(draw.sampling).items() if value is not None}
-        (reply,) = self._completed([draw.ids], {**sampling, "max_tokens": draw.count})
+        bias = {"logit_bias": never(draw.excluded)} if draw.excluded else {}
+        (reply,) = self._completed([draw.ids], {**sampling, **bias, "max_tokens": draw.count})
         ids, exact = self._drawn_ids(draw, reply.choice)
         ended = reply.choice.get("finish_reason") not in ("length", None)
         size = len(ids)
@@ -177,6 +178,15 @@ class Completions(Dialect):
                 f"{self.model} returned {amount(len(choices), 'choice')} (expected {count})"
             )
         return choices
+
+
+def never(tokens: Sequence[int]) -> dict[str, float]:
+    """OpenAI's bias that keeps tokens from being drawn.
+
+    >>> never([7, 9])
+    {'7': -100.0, '9': -100.0}
+    """
+    return dict.fromkeys(map(str, tokens), -100.0)
 
 
 def _prompts_of(path: Path, stops: Sequence[int]) -> list[list[int]]:

@@ -27,6 +27,8 @@ class Draw:
     sampling: Sampling
     constraint: Constraint | None = None
     """A constraint on the text that begins with the first drawn token."""
+    excluded: tuple[int, ...] = ()
+    """Tokens that may not be drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,9 @@ class Drawn:
     """The log-probability of the end of the turn."""
     reused: int | None = None
     """Tokens of the prompt that were in a cache; None: unknown."""
+    likely: tuple[int, ...] = ()
+    """If tokens were excluded: the most probable first tokens, the best first, if the engine
+    reports them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,10 @@ class Path:
     def new(self) -> tuple[int, ...]:
         return self.ids[self.start :]
 
+
+LIKELY = 20
+"""How many of the most probable tokens are asked for, besides those that are excluded. vLLM reports
+no more."""
 
 Scorer = Callable[[str, Sequence[Path]], list[list[float]]]
 """(query id, paths) -> for each path one log-probability per new token, and one for its end if it

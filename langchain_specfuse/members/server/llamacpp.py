@@ -19,7 +19,7 @@ from typing import Any
 from ...core.values import Constraint
 from ...errors import MemberError
 from ..text.words import either
-from .dialect import Dialect, Draw, Drawn, Path, Scorer, cached_tokens
+from .dialect import LIKELY, Dialect, Draw, Drawn, Path, Scorer, cached_tokens
 from .http import Client, RefusedError
 from .tokenizers import RemoteTokenizer
 
@@ -66,7 +66,7 @@ class LlamaCpp(Dialect):
         return remote
 
     def draw(self, draw: Draw) -> Drawn:
-        fields = _sampling(draw) | _guided(draw.constraint)
+        fields = _sampling(draw) | _guided(draw.constraint) | _excluding(draw.excluded)
         reply = self._complete(draw.key, draw.ids, draw.count, fields)
         ids = reply["tokens"]
         rows = reply.get("completion_probabilities") or []
@@ -77,11 +77,14 @@ class LlamaCpp(Dialect):
         size = next((at for at, token in enumerate(ids) if token in self.stops), size)
         ended = size < len(ids)
         cached = cached_tokens((reply.get("timings") or {}).get("cache_n"), len(draw.ids))
+        likely = ()
+        if draw.excluded and rows:
+            likely = tuple(entry["id"] for entry in rows[0].get("top_logprobs") or ())
         if draw.constraint is not None or [row["id"] for row in rows] != ids:
-            return Drawn(tuple(ids[:size]), None, ended, reused=cached)
+            return Drawn(tuple(ids[:size]), None, ended, reused=cached, likely=likely)
         logprobs = self.logprobs((row["logprob"] for row in rows), len(ids))
         ended_by = self._end(rows[size]) if ended else 0.0
-        return Drawn(tuple(ids[:size]), logprobs[:size], ended, ended_by, cached)
+        return Drawn(tuple(ids[:size]), logprobs[:size], ended, ended_by, cached, likely)
 
     def scorers(self) -> dict[str, Scorer]:
         return {"token grammar": lambda key, paths: [self._by_grammar(key, path) for path in paths]}
@@ -231,6 +234,14 @@ def _sampling(draw: Draw) -> dict[str, Any]:
         fields["repeat_penalty"] = sampling.repetition_penalty
         fields["repeat_last_n"] = len(draw.ids) + draw.count
     return fields
+
+
+def _excluding(tokens: Sequence[int]) -> dict[str, Any]:
+    """The fields that exclude tokens and report the most probable others."""
+    if not tokens:
+        return {}
+    bias = [[token, False] for token in tokens]
+    return {"logit_bias": bias, "n_probs": LIKELY + len(tokens)}
 
 
 def _guided(constraint: Constraint | None) -> dict[str, Any]:

@@ -286,7 +286,14 @@ class ServerMember:
         if trouble:
             detail += f" ({trouble})"
         calls = session.prompts.template.own_calls(session.prompts.words)
-        return Probe(session.dialect.model, bool(session.known), session.limit, detail, calls)
+        return Probe(
+            session.dialect.model,
+            bool(session.known),
+            session.limit,
+            detail,
+            calls,
+            excludes=session.excludes,
+        )
 
     def _probe_chat(self, client: Client, model: str, owner: str) -> Probe:
         """Join as a chat model."""

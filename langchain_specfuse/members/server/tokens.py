@@ -30,9 +30,10 @@ from ...core.values import (
 from ...errors import MemberError, UsageError, advised, amount
 from ..text.prompts import Prompts
 from ..text.tools import allows_prose
-from ..text.words import PartialDraft, either
-from .dialect import Dialect, Draw, Drawn, Path, Scorer
-from .tokenizers import RemoteTokenizer
+from ..text.words import REPLACEMENT, PartialDraft, either
+from .dialect import LIKELY, Dialect, Draw, Drawn, Path, Scorer
+from .http import RefusedError
+from .tokenizers import REFUSALS, RemoteTokenizer
 
 TRIAL_TOKENS = 6
 """A trial draws this many tokens and scores them again, to see whether a scorer is right."""
@@ -84,6 +85,10 @@ class TokenSession:
     raw: bool = True
     """Whether sampled drafts come with the model's own log-probabilities, not with those after a
     temperature, a penalty or a mask."""
+    excludes: bool = False
+    """Whether the engine can be kept from drawing certain tokens."""
+    raw_after_exclusion: bool = False
+    """Whether drafts come with the model's own log-probabilities then, too."""
     _kept: dict[str, list[int]] = field(default_factory=dict)
     """Query id -> its prompt."""
 
@@ -105,6 +110,7 @@ class TokenSession:
                 scorer = next(iter(self.known.values()))
                 difference, _ = self._difference(prompt, drawn, scorer)
                 self.raw = difference <= CLOSE_ENOUGH
+        self._try_exclusion(prompt)
         self.dialect.forget("check")
 
     def _trouble(self, prompt: list[int], scorer: Scorer) -> str:
@@ -132,6 +138,23 @@ class TokenSession:
                 )
         return "" if compared else "its drafts come without numbers to compare with"
 
+    def _try_exclusion(self, prompt: list[int]) -> None:
+        """Draw the most probable token, then ask for another one."""
+        draw = Draw("check", prompt, 1, Sampling(seed=7, repetition_penalty=1.0))
+        first = self.dialect.draw(draw).tokens
+        if not first:
+            return
+        try:
+            drawn = self.dialect.draw(replace(draw, excluded=first))
+        except RefusedError as error:
+            if error.status not in REFUSALS:
+                raise
+            return
+        self.excludes = drawn.tokens[:1] != first
+        if self.excludes and self.known and drawn.logprobs is not None:
+            difference, _ = self._difference(prompt, drawn, next(iter(self.known.values())))
+            self.raw_after_exclusion = difference <= CLOSE_ENOUGH
+
     def _draw_trial(self, prompt: list[int], temperature: float) -> Drawn:
         sampling = Sampling(temperature, seed=7, repetition_penalty=1.0)
         return self.dialect.draw(Draw("check", prompt, TRIAL_TOKENS, sampling))
@@ -158,17 +181,45 @@ class TokenSession:
         draft = PartialDraft(job, self.prompts.words, context, room, self.prompts.template.end_text)
         effort = Effort(prompt=len(self._prompt(job.query)))
         constraint = remaining(job.query.constraint, _text_of(job.answer))
+        excluded = job.excluded if self.excludes else ()
+        others: tuple[tuple[int, str], ...] = ()
         while draft.end is None:
             ids = [*context, *draft.tokens]
             sampling = _sampling_at(job, len(ids))
-            draw = Draw(job.query.id, ids, draft.next_count, sampling, constraint)
+            # what is excluded may come after the first token
+            count = 1 if excluded else draft.next_count
+            draw = Draw(job.query.id, ids, count, sampling, constraint, excluded)
             drawn = self.dialect.draw(draw)
             read = 0 if drawn.reused is None else len(ids) - drawn.reused
             effort += Effort(read=read + len(drawn.tokens), reused=drawn.reused or 0)
-            logprobs = drawn.logprobs if self.raw or _is_plain(sampling) else None
-            draft.add(drawn.tokens, logprobs, ended=drawn.ended, ended_by=drawn.ended_by)
+            is_own = self.raw or _is_plain(sampling)
+            if excluded:
+                is_own = self.raw_after_exclusion
+                others = self._others(context, draw, drawn)
+            draft.add(
+                drawn.tokens,
+                drawn.logprobs if is_own else None,
+                ended=drawn.ended,
+                ended_by=drawn.ended_by,
+            )
             constraint = None  # it describes what begins with the first token
-        return self._finished(job, draft, effort)
+            if excluded:
+                constraint = self._remaining_after(job, draft)
+            excluded = ()
+        return replace(self._finished(job, draft, effort), others=others)
+
+    def _remaining_after(self, job: DraftJob, draft: PartialDraft) -> Constraint | None:
+        """What the rest of the answer must look like after the first token of this draft."""
+        begun = self.prompts.words.added(draft.context, draft.tokens)
+        if begun.endswith(REPLACEMENT):
+            return None
+        return remaining(job.query.constraint, _text_of(job.answer) + begun)
+
+    def _others(self, context: list[int], draw: Draw, drawn: Drawn) -> tuple[tuple[int, str], ...]:
+        """Other tokens that the draft could have begun with, and their texts."""
+        known = {*drawn.tokens, *draw.excluded, *self.dialect.stops}
+        likely = [token for token in drawn.likely if token not in known]
+        return self.prompts.words.alternatives(context, likely, LIKELY)
 
     def _finished(self, job: DraftJob, draft: PartialDraft, effort: Effort) -> Draft:
         assert draft.end is not None

@@ -15,8 +15,8 @@ from typing import Any
 from ...core.values import Constraint, Sampling
 from ...errors import MemberError
 from ..text.words import either
-from .completions import Completions
-from .dialect import Draw, Drawn, Path, Scorer, cached_tokens
+from .completions import Completions, never
+from .dialect import LIKELY, Draw, Drawn, Path, Scorer, cached_tokens
 from .tokenizers import RemoteTokenizer
 
 ECHO_BELOW = 150
@@ -38,7 +38,7 @@ class VLLM(Completions):
         body = {
             **self._body([list(draw.ids)], draw.count),
             **_sampling_fields(draw.sampling),
-            **self._logprobs_of(self.stops),
+            **(_excluding(draw.excluded) or self._logprobs_of(self.stops)),
             **_guided(draw.constraint),
             "stop_token_ids": list(self.stops),
             "seed": draw.sampling.seed,
@@ -52,12 +52,18 @@ class VLLM(Completions):
             ended_by = self._end(choice["logprobs"]["top_logprobs"][-1], logprobs[-1])
         size = len(ids) - ended
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+        likely: tuple[int, ...] = ()
+        if draw.excluded and ids:
+            likely = _ranked(choice["logprobs"]["top_logprobs"][0])
+        # Under an exclusion, the reply may lack other tokens that could have ended the turn.
+        is_known = not draw.constraint and not (draw.excluded and ended)
         return Drawn(
             tuple(ids[:size]),
-            None if draw.constraint else logprobs[:size],
+            logprobs[:size] if is_known else None,
             ended,
             ended_by,
             cached_tokens(cached, len(draw.ids)),
+            likely,
         )
 
     def scorers(self) -> dict[str, Scorer]:
@@ -183,6 +189,12 @@ def _sampling_fields(sampling: Sampling) -> dict[str, Any]:
     return fields
 
 
+def _excluding(tokens: Sequence[int]) -> dict[str, Any]:
+    """The fields that exclude tokens and report the most probable others. vLLM reports either these
+    or the log-probabilities of given tokens."""
+    return {"logit_bias": never(tokens), "logprobs": LIKELY} if tokens else {}
+
+
 def _guided(constraint: Constraint | None) -> dict[str, Any]:
     """vLLM's fields for guided decoding."""
     if constraint is None:
@@ -201,10 +213,19 @@ def _name_of(token: int) -> str:
     return f"token_id:{token}"
 
 
+def _ranked(top: Mapping[str, float]) -> tuple[int, ...]:
+    """The ids of these tokens, the most probable first."""
+    return tuple(_id_of(name) for name in sorted(top, key=lambda name: -top[name]))
+
+
+def _id_of(name: str) -> int:
+    return int(name.removeprefix("token_id:"))
+
+
 def _ids(choice: Mapping[str, Any]) -> list[int]:
     """The ids of the drawn or echoed tokens."""
     try:
-        return [int(name.removeprefix("token_id:")) for name in choice["logprobs"]["tokens"]]
+        return [_id_of(name) for name in choice["logprobs"]["tokens"]]
     except ValueError as error:
         raise MemberError(f"the server does not name tokens by their ids: {error}") from error
 

@@ -155,6 +155,21 @@ class Words:
         """The text that these tokens add, even if its last character is incomplete."""
         return self.difference(*self.left(context), new)
 
+    def alternatives(
+        self, context: Sequence[int], tokens: Iterable[int], most: int
+    ) -> tuple[tuple[int, str], ...]:
+        """The first ``most`` of these tokens that would each add text to the context, with this
+        text. A token that completes no character adds none."""
+        left, base = self.left(context)
+        found: list[tuple[int, str]] = []
+        for token in tokens:
+            if len(found) == most:
+                break
+            text = self.difference(left, base, [token]).rstrip(REPLACEMENT)
+            if text:
+                found.append((token, text))
+        return tuple(found)
+
     def left(self, context: Sequence[int]) -> tuple[list[int], str]:
         """The last tokens of the context and their text, which begins with a whole character: half
         a character would change the text after it."""

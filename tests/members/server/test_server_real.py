@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -109,6 +110,25 @@ def test_its_draft_continues_the_answer_and_its_numbers_are_its_scores(
     assert isinstance(scored, Scored) and scored.logprobs[0] == pytest.approx(
         draft.logprobs, abs=0.05
     )
+
+
+def test_a_draft_begins_with_no_excluded_token_and_its_numbers_are_its_scores(
+    member: ServerMember,
+) -> None:
+    assert member.probe().excludes
+    job = DraftJob(tiny.query(id="q"), ANSWER, 10, 64, Sampling())
+    excluded: tuple[int, ...] = ()
+    for _ in range(3):
+        draft = tiny.reply_of(member, replace(job, excluded=excluded))
+        assert isinstance(draft, Draft) and draft.tokens[0] not in excluded
+        assert bool(draft.others) == bool(excluded)
+        assert not {token for token, _ in draft.others} & {*excluded, draft.tokens[0]}
+        if draft.logprobs is not None:
+            candidate = Candidate(draft.text, draft.ended, ("x",))
+            scored = tiny.reply_of(member, ScoreJob(job.query, ANSWER, (candidate,)))
+            assert isinstance(scored, Scored)
+            assert scored.logprobs[0] == pytest.approx(draft.logprobs, abs=0.05)
+        excluded += draft.tokens[:1]
 
 
 def test_same_answer_whatever_the_segment_length(member: ServerMember) -> None:
