@@ -6,6 +6,7 @@ EnsembleError ── PromptTooLongError    also LangChain's ContextOverflowError
 MemberError ──── MemberNotFoundError   also LangChain's ModelNotFoundError
 SpecFuseError ── AnswerTimeoutError    also LangChain's ModelTimeoutError, and a TimeoutError
 BusyError ────── TooBusyError          also LangChain's ModelRateLimitError
+CheckError ───── RefusedTextError      also LangChain's ModelError: never retried
 EnsembleError ── a class for each      also LangChain's class for the failures of all members
 MemberError ──── a class for each      also LangChain's class for the member's failure
 """
@@ -33,7 +34,15 @@ from langchain_core.messages import BaseMessage
 
 from ..core.rounds import OVERFLOW
 from ..core.values import BUDGET
-from ..errors import BusyError, EnsembleError, MemberError, SpecFuseError, UsageError, advised
+from ..errors import (
+    BusyError,
+    CheckError,
+    EnsembleError,
+    MemberError,
+    SpecFuseError,
+    UsageError,
+    advised,
+)
 from ..members.network import status_of
 from ..secret_values import cleaned
 
@@ -62,6 +71,11 @@ class AnswerTimeoutError(SpecFuseError, ModelTimeoutError, TimeoutError):
 class TooBusyError(BusyError, ModelRateLimitError):
     """Too many answers are under way, and too many are waiting. ``retry_after_s`` says in how many
     seconds to try again."""
+
+
+class RefusedTextError(CheckError, ModelError):
+    """No text passed one of the user's checks, or a check itself failed. The answer has tried again
+    already, as often as ``redrafts`` allows, so a retry is not advised."""
 
 
 class ModelRefusalError(ModelError):
@@ -197,6 +211,8 @@ def _converted(error: SpecFuseError) -> SpecFuseError | None:
         return None
     if isinstance(error, BusyError):
         return _as(TooBusyError, error)
+    if isinstance(error, CheckError):
+        return _as(RefusedTextError, error)
     if isinstance(error, UsageError):
         return _as(InvalidRequestError, error)
     if isinstance(error, EnsembleError):
@@ -297,7 +313,10 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _cause_of(error: SpecFuseError) -> BaseException | None:
-    """The exception that a provider or a library raised; otherwise the first member's failure."""
+    """The exception that a provider, a library or a check raised; otherwise the first member's
+    failure."""
+    if isinstance(error, CheckError):
+        return error.__cause__
     failures = getattr(error, "failures", ())
     for failure in failures or [error]:
         for cause in _chain(failure):
