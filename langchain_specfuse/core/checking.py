@@ -493,14 +493,17 @@ class Checking:
         """The answer without the text from the cut on, which lies in an earlier draft."""
         index = next(i for i, other in enumerate(self._written) if other is writer)
         shown = item.before.shown
+        # What is shown has passed. A check that answers differently the next time cannot take it
+        # back.
+        marks = {name: max(mark, shown) for name, mark in writer.marks.items()}
         if part.text:
-            kept = Written.of(writer.before, writer.marks, part, writer.author)
+            kept = Written.of(writer.before, marks, part, writer.author)
             answer = kept.after
             self._written = [*self._written[:index], kept]
         else:
             answer = writer.before
             self._written = self._written[:index]
-        self._marks = writer.marks
+        self._marks = marks
         return replace(answer, shown=shown, released="")
 
     def _writer_at(self, item: Written, cut: int) -> Written:
@@ -551,7 +554,7 @@ class Checking:
         base = max((other.before for other in shared), key=lambda other: len(other.text))
         marks = next(other.marks for other in shared if other.before is base)
         self._written = [o for o in self._written if len(o.after.text) <= len(base.text)]
-        self._marks = {check.name: marks[check.name] for check in self._checks}
+        self._marks = {check.name: max(marks[check.name], answer.shown) for check in self._checks}
         base = replace(base, shown=answer.shown, released="")
         draft = item.draft
         if base.text != item.before.text:

@@ -20,6 +20,7 @@ from langchain_core.outputs import ChatResult
 
 from langchain_specfuse import (
     ChatModelMember,
+    CheckError,
     EnsembleError,
     MemberError,
     ScriptedMember,
@@ -466,3 +467,108 @@ def test_an_agent_does_not_retry_an_invalid_call() -> None:
     with pytest.raises(UsageError):
         agent(llm).invoke({"messages": [{"role": "user", "content": [picture]}]})
     assert llm.calls == 1
+
+
+# --- checks that fail -----------------------------------------------------------------------------
+
+
+def no_blue(text: str) -> str | None:
+    return "mentions blue" if "blue" in text else None
+
+
+def breaks(text: str) -> None:
+    raise LookupError("the list is empty")
+
+
+def checked(*checks: Any) -> SpecFuseChatModel:
+    return SpecFuseChatModel(members=[ScriptedMember(BLUE, name="a")], checks=list(checks))
+
+
+@pytest.mark.parametrize("way", ANSWERING)
+async def test_a_check_that_no_text_passes_is_langchains_error_and_not_retryable(way: str) -> None:
+    with pytest.raises(CheckError) as raised:
+        await asked(checked(no_blue), way)
+    error = raised.value
+    assert isinstance(error, ModelError) and error.is_retryable is False
+    assert (error.check, error.reason) == ("no_blue", "mentions blue")
+    assert "blue" not in error.text and BLUE.startswith(error.text)
+    assert "no_blue" in str(error) and "mentions blue" in str(error)
+    assert error.__cause__ is None
+    assert any(note.startswith("-> ") for note in error.__notes__)
+
+
+@pytest.mark.parametrize("way", ANSWERING)
+@pytest.mark.parametrize("on_failure", ["raise", "end", "keep"])
+async def test_a_check_that_raises_is_named_with_its_exception(way: str, on_failure: str) -> None:
+    with pytest.raises(CheckError) as raised:
+        await asked(checked(breaks).model_copy(update={"on_failure": on_failure}), way)
+    error = raised.value
+    assert isinstance(error, ModelError) and error.is_retryable is False
+    assert (error.check, error.text) == ("breaks", "")
+    assert error.reason == "raised LookupError: the list is empty"
+    assert isinstance(error.__cause__, LookupError)
+
+
+def test_the_cause_is_what_the_check_raised_also_if_that_is_an_error_of_this_package() -> None:
+    def judge(text: str) -> str | None:
+        return failing(StatusError(401)).invoke(text).text
+
+    with pytest.raises(CheckError) as raised:
+        checked(judge).invoke("Why?")
+    assert isinstance(raised.value.__cause__, EnsembleError)
+    assert isinstance(raised.value.__cause__.__cause__, StatusError)
+
+
+def test_the_error_of_a_check_can_be_copied_and_pickled() -> None:
+    for llm in (checked(no_blue), checked(breaks)):
+        with pytest.raises(CheckError) as raised:
+            llm.invoke("Why?")
+        for twin in (copy.copy(raised.value), pickle.loads(pickle.dumps(raised.value))):
+            assert type(twin) is type(raised.value)
+            assert vars(twin) == vars(raised.value)
+            assert str(twin) == str(raised.value)
+
+
+def test_an_agent_asks_once_if_no_text_passes_a_check() -> None:
+    for llm in (checked(no_blue), checked(breaks)):
+        with pytest.raises(CheckError):
+            ask(agent(llm))
+        assert len(llm.members[0].open_queries) == 0
+    answers: list[int] = []
+
+    def script(query: Any) -> str:
+        answers.append(1)
+        return BLUE
+
+    llm = SpecFuseChatModel(members=[ScriptedMember(script, name="a")], checks=[no_blue])
+    with pytest.raises(CheckError):
+        llm.invoke("Why?")
+    once = len(answers)
+    with pytest.raises(CheckError):
+        ask(agent(llm))
+    assert len(answers) == 2 * once
+
+
+def test_fallbacks_take_over_where_they_are_told_to() -> None:
+    good = SpecFuseChatModel(members=[ScriptedMember("Grey.", name="good")])
+    for handled in ((CheckError,), (ModelError,), (Exception,)):
+        llm = checked(no_blue).with_fallbacks([good], exceptions_to_handle=handled)
+        assert llm.invoke("?").text == "Grey."
+    with pytest.raises(CheckError):
+        checked(no_blue).with_fallbacks([good], exceptions_to_handle=(EnsembleError,)).invoke("?")
+
+
+def test_no_secret_is_in_the_error_of_a_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = "sk-verysecret123"
+    monkeypatch.setenv("JUDGE_API_KEY", key)
+
+    def rejects(text: str) -> str:
+        return f"the judge with {key} says no"
+
+    def fails(text: str) -> str:
+        raise ValueError(f"the judge refuses {key}")
+
+    for check in (rejects, fails):
+        with pytest.raises(CheckError) as raised:
+            checked(check).invoke("Why?")
+        assert "secret" not in f"{raised.value} {vars(raised.value)} {raised.value.__cause__!r}"
