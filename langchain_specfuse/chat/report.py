@@ -432,12 +432,17 @@ class SpanBuilder:
         metadata: dict[str, Any] = {"specfuse_round": number}
         if isinstance(error, CheckError):
             metadata["specfuse_check"] = error.check
-            refused = _reasons_by_draft(error.rejected if self._with_members else ())
-            for (member, text), reason in refused.items():
-                about = {"specfuse_round": number, "specfuse_member": member}
-                outputs = {"text": text}
-                span = Span(f"draft {member}", began, ended, {}, outputs, reason, metadata=about)
-                children.append(span)
+            children += [
+                Span(
+                    f"draft {item['member']}",
+                    began,
+                    ended,
+                    outputs={"text": item["text"]},
+                    error=_reason(item),
+                    metadata={"specfuse_round": number, "specfuse_member": item["member"]},
+                )
+                for item in (error.rejected if self._with_members else ())
+            ]
         name = type(error).__name__
         return Span(
             f"round {number}",
@@ -465,17 +470,24 @@ class SpanBuilder:
                 yield _member_span(round, phase, departure.member, error=error)
 
     def _work(self, round: Round) -> Iterator[Span]:
-        refused = _reasons_by_draft(item.as_dict() for item in round.rejected)
+        refused = [item.as_dict() for item in round.rejected]
         for name, effort in round.efforts.get("draft", {}).items():
             if name in round.drafts and name not in round.refusals:
                 inputs = {"agreed_characters": self._length}
                 outputs = _draft_outputs(round, name)
-                error = refused.pop((name, round.drafts[name].text), None)
+                error = None
+                for item in refused:
+                    if (item["member"], item["text"]) == (name, round.drafts[name].text):
+                        error = _reason(item)
+                        refused.remove(item)
+                        break
                 yield _member_span(
                     round, "draft", name, effort, inputs=inputs, outputs=outputs, error=error
                 )
-        for (name, text), error in refused.items():  # others have taken their places
-            yield _member_span(round, "draft", name, outputs={"text": text}, error=error)
+        for item in refused:  # others have taken their places
+            yield _member_span(
+                round, "draft", item["member"], outputs={"text": item["text"]}, error=_reason(item)
+            )
         for name, effort in round.efforts.get("verify", {}).items():
             if name in round.scores:
                 inputs, outputs = _score_contents(round, name)
@@ -507,14 +519,9 @@ def _member_span(
     return Span(f"{_WORK[phase]} {name}", began, began + seconds, metadata=metadata, **contents)
 
 
-def _reasons_by_draft(rejected: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], str]:
-    """(member, text) -> why checks refused this draft, as the error of a run."""
-    reasons: dict[tuple[str, str], str] = {}
-    for item in rejected:
-        draft = item["member"], item["text"]
-        reason = f"check {item['check']}: {item['reason']}"
-        reasons[draft] = f"{reasons[draft]}; {reason}" if draft in reasons else reason
-    return reasons
+def _reason(rejection: Mapping[str, Any]) -> str:
+    """Why a check refused a draft, as the error of a run."""
+    return f"check {rejection['check']}: {rejection['reason']}"
 
 
 def _draft_outputs(round: Round, name: str) -> dict[str, Any]:

@@ -171,18 +171,26 @@ class Rounds(Completion):
 
 def _verified(round: Mapping[str, Any]) -> dict[str, Any]:
     """The round without text that checks refused, or that was not or is not yet shown."""
-    is_shown = round["segment"] in round["text"]
-    texts = {round["winner"]: round["segment"]} if is_shown else {}
+    segment = _shown_part(round["segment"], round["text"])
+    texts = {round["winner"]: segment}
     return {
         **round,
-        "segment": round["segment"] if is_shown else round["text"],
-        "forced": round["forced"] if is_shown else "",
+        "segment": segment,
+        "forced": round["forced"] if segment == round["segment"] else "",
         "drafts": {
             name: {**draft, "text": texts.get(name, "")} for name, draft in round["drafts"].items()
         },
         "rejected": [{**rejection, "text": ""} for rejection in round["rejected"]],
         "withdrawn": "",
     }
+
+
+def _shown_part(segment: str, shown: str) -> str:
+    """The beginning of a segment that is shown. The rest is held back."""
+    if segment in shown:
+        return segment
+    sizes = range(len(segment), -1, -1)
+    return next(segment[:size] for size in sizes if shown.endswith(segment[:size]))
 
 
 def _exits(exits: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
