@@ -13,6 +13,8 @@ from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
+from ..core.checks import Check
+
 _LOCAL_IDS: dict[int, tuple[Callable[[], Any], str]] = {}
 """``id(function)`` -> a reference to the function, and its text in this process. Another object may
 get the same ``id`` once the function is gone; then its entry is gone, too."""
@@ -37,6 +39,16 @@ def function_id(function: Callable[..., Any]) -> str:
     else:
         shared_id = _id_of_builtin(function)
     return shared_id or _local_id(function)
+
+
+def check_id(check: Check) -> dict[str, Any]:
+    """What distinguishes this check from others, as plain JSON."""
+    return {
+        "name": check.name,
+        "at": check.at,
+        "judges_reasoning": check.judges_reasoning,
+        "function": check.identity or function_id(check.function),
+    }
 
 
 def on_event_loop() -> bool:

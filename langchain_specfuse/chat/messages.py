@@ -15,6 +15,7 @@ from langchain_core.messages import (
     HumanMessage,
     SystemMessage,
     ToolMessage,
+    convert_to_messages,
     is_data_content_block,
 )
 
@@ -81,6 +82,15 @@ def turns_of(messages: Sequence[BaseMessage]) -> tuple[Turn, ...]:
     system = [turn for turn in turns if turn.role == "system"]
     others = [turn for turn in turns if turn.role != "system"]
     return _merged([*system, *others])
+
+
+def messages_of(turns: Sequence[Turn]) -> list[BaseMessage]:
+    """Plain turns as messages: those of system, user and assistant, without calls.
+
+    >>> [message.type for message in messages_of([Turn("system", "Be brief."), Turn("user", "Hi")])]
+    ['system', 'human']
+    """
+    return convert_to_messages([(turn.role, turn.text) for turn in turns])
 
 
 def _refuse_broken_turn(turn: Turn) -> None:

@@ -25,7 +25,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from pydantic import ConfigDict, PrivateAttr, model_validator
 
 from .._version import __version__
-from ..core.checks import Check, as_checks
+from ..core.checks import as_checks
 from ..core.member import Probe
 from ..core.values import CallFormat
 from ..engine.ensemble import Ensemble
@@ -39,7 +39,7 @@ from . import structured as _structured
 from .call_text import Splitter, marked, reason_of
 from .chunks import AnswerChunks
 from .errors import langchain_errors
-from .functions import function_id
+from .functions import check_id, function_id
 from .options import NOT_FOR_A_CALL, Call, Options, translated_fields
 from .question import Question, aloaded, loaded, warn_where_votes_decide_nothing
 from .references import is_spec, names_of
@@ -559,18 +559,8 @@ def _without_address(options: dict[str, Any]) -> dict[str, Any]:
     if callable(plain.get("result")):
         plain["result"] = function_id(plain["result"])
     if plain.get("checks"):
-        plain["checks"] = [_identity_of(check) for check in as_checks(plain["checks"])]
+        plain["checks"] = [check_id(check) for check in as_checks(plain["checks"])]
     return plain
-
-
-def _identity_of(check: Check) -> dict[str, Any]:
-    """What distinguishes this check from others, as plain JSON."""
-    return {
-        "name": check.name,
-        "at": check.at,
-        "judges_reasoning": check.judges_reasoning,
-        "function": check.identity or function_id(check.function),
-    }
 
 
 def _with_cost(message: AIMessage) -> AIMessage:

@@ -4,6 +4,7 @@ alone, and the conclusions in words."""
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -35,6 +36,8 @@ class Row:
     """Forward passes of all members, per answer."""
     seconds: float
     """Computing time of all members, per answer."""
+    checks: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """check -> the sums of ``passed``, ``rejected`` and ``ended`` over all answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +148,17 @@ def _row(system: str, answers: Sequence[Graded]) -> Row:
         tokens=mean(graded.tokens for graded in answers),
         passes=mean(graded.passes for graded in answers),
         seconds=mean(graded.seconds for graded in answers),
+        checks=_checks(answers),
     )
+
+
+def _checks(answers: Sequence[Graded]) -> dict[str, dict[str, int]]:
+    """The counts of all answers together."""
+    sums: dict[str, Counter[str]] = {}
+    for graded in answers:
+        for name, counts in graded.checks.items():
+            sums.setdefault(name, Counter(passed=0, rejected=0, ended=0)).update(counts)
+    return {name: dict(counts) for name, counts in sums.items()}
 
 
 def _about(plan: Plan) -> dict[str, Any]:
@@ -181,9 +194,26 @@ def table(report: Report, *, conclusions: bool = True) -> str:
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     head, *rows = (_line(row, widths) for row in cells)
     lines = [title, "", head, "  ".join("-" * width for width in widths), *rows]
+    counted = [line for row in report.rows for line in _check_lines(row)]
+    if counted:
+        lines += ["", *counted]
     if conclusions:
         lines += ["", *sentences(report)]
     return visible("\n".join(lines).rstrip())
+
+
+def _check_lines(row: Row) -> list[str]:
+    """What the checks have said about one system's drafts, a line for each check."""
+    lines = []
+    for name, counts in row.checks.items():
+        line = (
+            f"{row.system}: the check {name!r} passed {amount(counts['passed'], 'draft')} and "
+            f"rejected {counts['rejected']}"
+        )
+        if counts["ended"]:
+            line += f"; it ended {amount(counts['ended'], 'answer')}"
+        lines.append(line)
+    return lines
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:

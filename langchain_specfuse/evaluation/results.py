@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, BinaryIO
 
@@ -42,6 +42,9 @@ class Graded:
     """Forward passes of all members: one per drafted token, one per scoring."""
     seconds: float = 0.0
     """Computing time of all members. The time of a batch is divided among its answers."""
+    checks: dict[str, dict[str, int]] = field(default_factory=dict)
+    """check -> how many drafts it ``passed`` and ``rejected``, and in how many answers no draft
+    passed it or it failed itself (``ended``)."""
 
 
 _GRADED = TypeAdapter(Graded)

@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import math
 import time
-import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing
@@ -19,15 +19,16 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 
 from .._version import __version__
+from ..chat.functions import check_id
 from ..core.agreed import AgreedTokens
 from ..core.member import Member
 from ..core.options import Settings
 from ..core.round import Round
-from ..core.values import Query
 from ..engine.ensemble import Ensemble
 from ..engine.worker import worker_for
-from ..errors import SpecFuseError, UsageError, advised, amount
+from ..errors import CheckError, SpecFuseError, UsageError, advised, amount
 from ..show.terminal import visible
+from .asking import asked
 from .graders import Grade, Question
 from .results import Graded, Results
 from .synthesis import synthesis
@@ -37,6 +38,8 @@ AT_ONCE = 16
 ENSEMBLE, SYNTHESIS = "ensemble", "synthesis"
 _LIMITS = {"timeout", "max_concurrency", "max_waiting"}
 """Settings that never change an answer, but may prevent one."""
+_OF_CHECKS = {"checks", "redrafts", "on_failure"}
+"""Settings that change no answer if there are no checks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,10 @@ class System:
             "name": self.name,
             "members": list(self.members),
             "verifiers": list(self.verifiers),
-            "settings": self.settings.model_dump(),
+            "settings": {
+                **self.settings.model_dump(exclude={"checks"}),
+                "checks": [check.name for check in self.settings.checks],
+            },
             "synthesis": self.synthesis,
         }
 
@@ -69,7 +75,10 @@ class System:
         """A hash of everything that can change an answer. ``identities``: see ``identity``."""
         members = [identities[name] for name in self.members]
         verifiers = [identities[name] for name in self.verifiers]
-        settings = self.settings.model_dump(exclude=_LIMITS)
+        settings = self.settings.model_dump(exclude=_LIMITS | _OF_CHECKS)
+        if self.settings.checks:
+            settings |= self.settings.model_dump(include=_OF_CHECKS - {"checks"})
+            settings["checks"] = [check_id(check) for check in self.settings.checks]
         return digest([members, verifiers, self.name, settings, self.synthesis])
 
 
@@ -139,6 +148,8 @@ def run(plan: Plan, results: Results, *, watch: Watch | None = None) -> list[Gra
     answers."""
 
     def work() -> list[Graded]:
+        for system in plan.systems:
+            plan.asks(system)  # reads the files of checks, before the event loop runs
         return asyncio.run(_run(plan, results, watch or _ignore))
 
     try:
@@ -200,24 +211,27 @@ async def _graded(plan: Plan, system: System, ensemble: Ensemble, ask: Ask) -> G
     seed = system.settings.sampling.seed + ask.seed
     settings = system.settings.model_copy(update={"seed": seed})
     turns = ask.question.turns
-    answer, failure = "", ""
+    answer, failure, note = "", "", "failed"
     rounds: list[Round] = []
+    ended: CheckError | None = None
     try:
         if system.synthesis:
             answer, rounds = await synthesis(ensemble, turns, settings)
         else:
-            query = Query(f"eval-{uuid.uuid4().hex}", turns)
-            stream = ensemble.arounds(query, settings)
+            stream = asked(ensemble, turns, settings)
             async with aclosing(stream):  # type: ignore[type-var]
                 async for round in stream:
                     rounds.append(round)
                     answer += round.text
     except UsageError:
         raise
+    except CheckError as error:
+        ended = error
+        failure, note = f"{type(error).__name__}: {error}", f"{error.check}: {error.reason}"
     except (SpecFuseError, TimeoutError) as error:
         failure = f"{type(error).__name__}: {error}"
     if failure:
-        grade = Grade(0.0, "failed")
+        grade = Grade(0.0, note)
     else:
         # in a thread, because a grader may be slow
         grade = await asyncio.to_thread(plan.task.grade, ask.question, answer)
@@ -234,7 +248,29 @@ async def _graded(plan: Plan, system: System, ensemble: Ensemble, ask: Ask) -> G
         tokens=tokens_of(rounds),
         passes=sum(map(passes_of, rounds)),
         seconds=seconds_of(rounds),
+        checks=counts_of(rounds, ended),
     )
+
+
+def counts_of(rounds: Sequence[Round], ended: CheckError | None) -> dict[str, dict[str, int]]:
+    """What each check has said about the drafts of one answer. ``ended`` is the error that ended
+    it, if a check did; its round was never finished."""
+    counts: dict[str, Counter[str]] = {}
+
+    def count(check: str, kind: str, times: int = 1) -> None:
+        counts.setdefault(check, Counter(passed=0, rejected=0, ended=0))[kind] += times
+
+    for round in rounds:
+        for check, said in round.checks.items():
+            for kind, times in said.items():
+                count(check, kind, times)
+    if ended is not None:
+        for rejection in ended.rejected:
+            count(rejection["check"], "rejected")
+        count(ended.check, "ended")
+    elif rounds and rounds[-1].finish == "check":
+        count(rounds[-1].rejected[-1].check, "ended")
+    return {check: dict(said) for check, said in counts.items()}
 
 
 def tokens_of(rounds: Iterable[Round]) -> int:

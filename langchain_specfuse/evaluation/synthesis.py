@@ -3,14 +3,14 @@ one, as in Mixture-of-Agents (Wang et al., 2024)."""
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
 
 from ..core.member import Member
 from ..core.options import Settings
 from ..core.round import Round
-from ..core.values import Query, Turn
+from ..core.values import Turn
 from ..engine.ensemble import Ensemble
+from .asking import asked
 
 REQUEST = """{question}
 
@@ -42,10 +42,8 @@ async def synthesis(
 
 
 async def _alone(member: Member, turns: Sequence[Turn], settings: Settings) -> list[Round]:
-    query = Query(f"eval-{uuid.uuid4().hex}", tuple(turns))
     alone = settings.model_copy(update={"lead": None})
-    rounds = Ensemble([member]).arounds(query, alone)
-    return [round async for round in rounds]
+    return [round async for round in asked(Ensemble([member]), turns, alone)]
 
 
 def _text_of(rounds: Sequence[Round]) -> str:
