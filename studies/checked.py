@@ -1,0 +1,566 @@
+"""Are answers better with checks than without, and than whole answers that are asked for again?
+
+Three sets of questions (``rules.py``, ``programs.py``, ``sources.py``). Each is answered in several
+ways: by the lead alone, by the lead again until its whole answer passes, by the lead and a small
+member, and by both of these with checks. ``preregistration.md``, section 6, says what was decided
+before the sealed part was asked.
+
+    python studies/checked.py rules --data FOLDER                  # a few questions, for trying
+    python studies/checked.py rules --data FOLDER --part sealed    # the sealed questions
+    python studies/checked.py rules --part sealed --table          # what they show
+
+A stopped run continues. Answers are stored as grades and costs, without their text, except for the
+pairs of ``--pairs``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import math
+import os
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from datetime import date
+from functools import partial
+from pathlib import Path
+from statistics import median
+from threading import Lock
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
+
+import programs
+import rules
+import sources
+from cases import DEVELOPMENT, PARTS, Case, spread
+from common import commit, machine
+from langchain_core.messages import HumanMessage
+from metered import Meter, Metered
+
+from langchain_specfuse import CheckError, LlamaCppMember, SpecFuseChatModel
+from langchain_specfuse.checks import Check, CheckContext
+from langchain_specfuse.demo import GEMMA, QWEN, SMOLLM2, file_of
+from langchain_specfuse.evaluation.comparison import two_sided
+
+LEAD, RETRIES = "lead", "retries"
+EQUAL = "retries, equal passes"
+"""The retries, but only so many that they cost at least what ``checked`` costs."""
+FILES = {"lead": QWEN, "smollm2": SMOLLM2, "gemma": GEMMA}
+SAMPLED = 0.7
+"""The temperature of an answer that is asked for again. Checked samples have the same."""
+SHARE = 0.7
+"""An answer with a smaller share of the lead's words obeys no rule, unless the rule limits them."""
+PAIRS = 40
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a question is answered."""
+
+    members: tuple[str, ...] = ("lead",)
+    is_checked: bool = False
+    retries: int = 0
+    """How often a whole answer that fails is asked for again."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the chat model."""
+    seconds: float = 8.0
+    """About how long a question takes on two cores. Replaced by measured times where there are
+    answers."""
+
+
+@dataclass(frozen=True)
+class Set:
+    """Questions, and the ways to answer them."""
+
+    cases: Callable[[str, Path], list[Case]]
+    max_tokens: int
+    ways: Mapping[str, Way]
+    count: int
+    """Sealed questions that are asked."""
+
+
+PAIR = ("lead", "smollm2")
+SEGMENTS = {
+    LEAD: Way(seconds=6),
+    RETRIES: Way(retries=4, seconds=16),
+    "pair": Way(PAIR, seconds=10),
+    "checked": Way(is_checked=True, seconds=7),
+    "checked pair": Way(PAIR, is_checked=True, seconds=12),
+}
+WHOLE: Mapping[str, Any] = {"segment": "answer", "samples": 6}
+HALF: Mapping[str, Any] = {"segment": "answer", "samples": 3}
+"""Of each of two members."""
+SETS = {
+    "rules": Set(rules.cases, rules.MAX_TOKENS, SEGMENTS, 284),
+    "code": Set(
+        programs.cases,
+        programs.MAX_TOKENS,
+        {
+            LEAD: Way(seconds=5),
+            RETRIES: Way(retries=5, seconds=14),
+            "pair": Way(PAIR, seconds=7),
+            "samples": Way(options={**WHOLE, "result": programs.same_program}, seconds=25),
+            "checked": Way(is_checked=True, options=WHOLE, seconds=14),
+            "checked smollm2": Way(PAIR, is_checked=True, options=HALF, seconds=18),
+            "checked gemma": Way(("lead", "gemma"), is_checked=True, options=HALF, seconds=18),
+        },
+        240,
+    ),
+    "sources": Set(sources.cases, sources.MAX_TOKENS, SEGMENTS, 288),
+}
+
+
+# --- asking ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One whole answer, without its text."""
+
+    right: bool
+    note: str = ""
+    faults: int = 0
+    passed: bool = True
+    """Whether it passes the checks of its question."""
+    failed: str = ""
+    """The check that ended it with an error."""
+    finish: str = ""
+    words: int = 0
+    passes: int = 0
+    read: int = 0
+    prompts: int = 0
+    seconds: float = 0.0
+    first_s: float = 0.0
+    """Seconds until its first text."""
+    logprob: float | None = None
+    """The mean log-probability per token that its authors gave it."""
+    shares: Mapping[str, float] = field(default_factory=dict)
+    """member -> its share of the rounds."""
+    rejected: int = 0
+    """Texts that checks refused."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How one question was answered in one way."""
+
+    way: str
+    question: str
+    kind: str
+    limits_length: bool
+    attempts: tuple[Attempt, ...]
+
+    @property
+    def final(self) -> Attempt:
+        """The attempt that a user gets: the first that passes, else the first one."""
+        passing = [attempt for attempt in self.attempts if attempt.passed]
+        return (passing or self.attempts)[0]
+
+    @property
+    def first_s(self) -> float:
+        """Seconds until the first text is shown. A whole answer is shown when it has passed."""
+        if len(self.attempts) == 1 and not self.way.startswith(RETRIES):
+            return self.attempts[0].first_s
+        return math.fsum(attempt.seconds for attempt in self.attempts)
+
+    def total(self, name: str) -> float:
+        return math.fsum(getattr(attempt, name) for attempt in self.attempts)
+
+
+def read_answer(line: str) -> Answer:
+    """The answer in a line of the file."""
+    values = json.loads(line)
+    attempts = tuple(Attempt(**attempt) for attempt in values.pop("attempts"))
+    return Answer(**values, attempts=attempts)
+
+
+class Asker:
+    """Asks questions in every way of a set, with members that are loaded once."""
+
+    def __init__(
+        self, name: str, members: Mapping[str, Any], save_text: Callable[[str, str, str], None]
+    ) -> None:
+        self.meter = Meter()
+        self._set = SETS[name]
+        self._members = {key: Metered(member, self.meter) for key, member in members.items()}
+        self._save_text = save_text
+
+    def load(self, way: Way) -> None:
+        """Load the members of this way."""
+        self._model(way, ()).invoke("Hello", max_tokens=1, **_single(way))
+
+    def answer(self, name: str, case: Case) -> Answer:
+        """Ask a question until the answer passes, or until there is no retry left."""
+        way = self._set.ways[name]
+        model = self._model(way, case.checks if way.is_checked else ())
+        attempts: list[Attempt] = []
+        while not attempts or (len(attempts) <= way.retries and not attempts[-1].passed):
+            again = {"temperature": SAMPLED, "seed": len(attempts)} if attempts else {}
+            text, attempt = self._attempt(model, case, again)
+            if not attempts:
+                self._save_text(name, case.id, text)
+            attempts.append(attempt)
+        return Answer(name, case.id, case.kind, case.limits_length, tuple(attempts))
+
+    def _model(self, way: Way, checks: Sequence[Any]) -> SpecFuseChatModel:
+        return SpecFuseChatModel(
+            members=[self._members[name] for name in way.members],
+            max_tokens=self._set.max_tokens,
+            checks=list(checks),
+            logprobs=True,
+            cache=False,
+            **way.options,
+        )
+
+    def _attempt(
+        self, model: SpecFuseChatModel, case: Case, options: Mapping[str, Any]
+    ) -> tuple[str, Attempt]:
+        before, since = self.meter.of(case.text), time.perf_counter()
+        text, failed, first_s, message = "", "", 0.0, None
+        try:
+            for chunk in model.stream(case.text, **options):
+                if chunk.text and not text:
+                    first_s = time.perf_counter() - since
+                text += chunk.text
+                message = chunk if message is None else message + chunk
+        except CheckError as error:
+            failed = error.check
+        seconds = time.perf_counter() - since
+        used = self.meter.of(case.text).since(before)
+        grade = case.grade(text)
+        metadata = message.response_metadata if message is not None else {}
+        about = metadata.get("specfuse", {})
+        return text, Attempt(
+            right=grade.right and not failed,
+            note=grade.note,
+            faults=grade.faults,
+            passed=not failed and all(passes(check, case.text, text) for check in case.checks),
+            failed=failed,
+            finish=metadata.get("finish_reason") or "",
+            words=rules.words_in(text),
+            passes=used.passes,
+            read=used.read,
+            prompts=used.prompts,
+            seconds=round(seconds, 3),
+            first_s=round(first_s or seconds, 3),
+            logprob=_mean_logprob(metadata),
+            shares=about.get("shares", {}),
+            rejected=sum(counts["rejected"] for counts in about.get("checks", {}).values()),
+        )
+
+
+def _single(way: Way) -> dict[str, Any]:
+    """Options that turn whole answers into an answer by segments, for a question without result."""
+    return {"segment": "draft", "result": None, "samples": 1} if way.options else {}
+
+
+def _mean_logprob(metadata: Mapping[str, Any]) -> float | None:
+    content = (metadata.get("logprobs") or {}).get("content") or []
+    values = [token["logprob"] for token in content if token["logprob"] is not None]
+    return round(math.fsum(values) / len(values), 4) if values else None
+
+
+def passes(check: Any, question: str, text: str) -> bool:
+    """Whether a whole answer passes a check, as a loop around ``invoke`` would ask it."""
+    function = check.function if isinstance(check, Check) else check
+    parameters = inspect.signature(function).parameters.values()
+    required = [parameter for parameter in parameters if parameter.default is parameter.empty]
+    if len(required) < 2:
+        return function(text) is None
+    messages = [HumanMessage(question)]
+    return function(text, CheckContext(messages, text, "", ended=True)) is None
+
+
+def ask_all(
+    asker: Asker, name: str, ways: Sequence[str], cases: Sequence[Case], path: Path, at_once: int
+) -> list[Answer]:
+    """Answer every question in every way that has no answer yet, and store each answer at once."""
+    answers = answers_in(path)
+    stored = {(answer.way, answer.question) for answer in answers}
+    lock = Lock()
+    for way in ways:
+        remaining = [case for case in cases if (way, case.id) not in stored]
+        if not remaining:
+            continue
+        asker.load(SETS[name].ways[way])
+        since, done = time.monotonic(), 0
+        with ThreadPoolExecutor(at_once) as threads:
+            for answer in threads.map(partial(asker.answer, way), remaining):
+                with lock, path.open("a") as file:
+                    file.write(json.dumps(asdict(answer)) + "\n")
+                answers.append(answer)
+                done += 1
+                left_s = (time.monotonic() - since) / done * (len(remaining) - done)
+                line = f"{name}, {way}: {done} of {len(remaining)}, {left_s / 60:.0f} min left"
+                print(line, file=sys.stderr, flush=True)
+    return answers
+
+
+def answers_in(path: Path) -> list[Answer]:
+    """The answers of earlier runs. A line that was cut off when a run was stopped is left out."""
+    if not path.exists():
+        return []
+    text = path.read_text()
+    if text and not text.endswith("\n"):
+        text = text[: text.rfind("\n") + 1]
+        path.write_text(text)
+    return [read_answer(line) for line in text.splitlines()]
+
+
+# --- what they show -------------------------------------------------------------------------------
+
+
+def with_equal_passes(answers: Sequence[Answer]) -> list[Answer]:
+    """The retries once more, with so few attempts that they cost at least what the checked answers
+    of the same questions cost, together."""
+    by_way = grouped(answers)
+    checked, retries = by_way.get("checked", {}), by_way.get(RETRIES, {})
+    shared = [question for question in retries if question in checked]
+    if not shared:
+        return []
+    enough = math.fsum(checked[question].total("passes") for question in shared)
+    for attempts in range(1, 100):
+        cut = [
+            replace(retries[question], way=EQUAL, attempts=retries[question].attempts[:attempts])
+            for question in shared
+        ]
+        if math.fsum(answer.total("passes") for answer in cut) >= enough:
+            break
+    return cut
+
+
+def grouped(answers: Sequence[Answer]) -> dict[str, dict[str, Answer]]:
+    """way -> question -> answer."""
+    by_way: dict[str, dict[str, Answer]] = defaultdict(dict)
+    for answer in answers:
+        by_way[answer.way][answer.question] = answer
+    return by_way
+
+
+def is_good(name: str, answer: Answer, lead: Answer) -> bool:
+    """Whether the answer is right; with rules, only if it is about as long as the lead's."""
+    final = answer.final
+    if not final.right or final.failed or final.finish == "check":
+        return False
+    if name != "rules" or answer.limits_length:
+        return True
+    return final.words >= SHARE * lead.attempts[0].words
+
+
+def table(name: str, answers: Sequence[Answer]) -> Iterator[dict[str, Any]]:
+    """A row for each way and kind of question, against the lead; the first row of each way is of
+    all kinds."""
+    by_way = grouped([*answers, *with_equal_passes(answers)])
+    lead = by_way[LEAD]
+    for way, own in by_way.items():
+        shared = [question for question in own if question in lead]
+        kinds = sorted({own[question].kind for question in shared})
+        for kind in ["", *kinds] if len(kinds) > 1 else [""]:
+            chosen = [question for question in shared if kind in ("", own[question].kind)]
+            row: dict[str, Any] = {"way": way, "kind": kind or "all"}
+            row |= numbers(name, [own[q] for q in chosen], [lead[q] for q in chosen])
+            if not kind:
+                for other in (LEAD, EQUAL, RETRIES, "samples"):
+                    if other in by_way and other != way:
+                        row[f"against {other}"] = against(name, own, by_way[other], lead)
+            yield row
+
+
+def numbers(name: str, own: Sequence[Answer], lead: Sequence[Answer]) -> dict[str, Any]:
+    """The numbers of one row."""
+    good = [is_good(name, *pair) for pair in zip(own, lead, strict=True)]
+    finals = [answer.final for answer in own]
+    logprobs = [final.logprob for final in finals if final.logprob is not None]
+    shares: dict[str, float] = defaultdict(float)
+    for final in finals:
+        for member, share in final.shares.items():
+            shares[member] += share / len(finals)
+    return {
+        "questions": len(own),
+        "good": sum(good),
+        "failed": sum(bool(final.failed) for final in finals),
+        "faults": sum(final.faults for final in finals),
+        "with faults": sum(final.faults > 0 for final in finals),
+        "words": _mean([final.words for final in finals]),
+        "passes": _ratio(own, lead, "passes"),
+        "read": _ratio(own, lead, "read"),
+        "seconds": _mean([answer.total("seconds") for answer in own]),
+        "first text": _mean([answer.first_s for answer in own]),
+        "first text, median": median(answer.first_s for answer in own),
+        "rejected": _mean([answer.total("rejected") for answer in own]),
+        "logprob": _mean(logprobs) if logprobs else None,
+        "shares": {member: round(share, 3) for member, share in shares.items()},
+    }
+
+
+def against(
+    name: str, own: Mapping[str, Answer], other: Mapping[str, Answer], lead: Mapping[str, Answer]
+) -> dict[str, Any]:
+    """Wins and losses, in good answers and in answers with faults."""
+    shared = [question for question in own if question in other and question in lead]
+    pairs = [(is_good(name, own[q], lead[q]), is_good(name, other[q], lead[q])) for q in shared]
+    faults = [(own[q].final.faults > 0, other[q].final.faults > 0) for q in shared]
+    fewer = sum(b and not a for a, b in faults)
+    more = sum(a and not b for a, b in faults)
+    won = sum(a and not b for a, b in pairs)
+    lost = sum(b and not a for a, b in pairs)
+    result: dict[str, Any] = {"won": won, "lost": lost, "p": two_sided(won, lost)}
+    if fewer or more:
+        result |= {
+            "fewer faults": fewer,
+            "more faults": more,
+            "p of faults": two_sided(fewer, more),
+        }
+    return result
+
+
+def _mean(values: Sequence[float]) -> float:
+    return round(math.fsum(values) / len(values), 3) if values else 0.0
+
+
+def _ratio(own: Sequence[Answer], lead: Sequence[Answer], name: str) -> float:
+    whole = math.fsum(answer.total(name) for answer in lead)
+    return round(math.fsum(answer.total(name) for answer in own) / whole, 3) if whole else 0.0
+
+
+def show(name: str, answers: Sequence[Answer], out: Path | None) -> None:
+    """Print the rows, and write them as JSON if there is a file."""
+    rows = list(table(name, answers))
+    for row in rows:
+        cells = [
+            f"{key} {value:.3g}" if isinstance(value, float) else f"{key} {value}"
+            for key, value in row.items()
+            if value not in (None, {})
+        ]
+        print("  ".join(cells), flush=True)
+    if out:
+        about = {"commit": commit(), "date": f"{date.today()}", "machine": machine()}
+        results = json.loads(out.read_text()) if out.exists() else {}
+        results[name] = {**about, "rows": rows}
+        out.write_text(json.dumps(results, indent=1) + "\n")
+
+
+# --- pairs for a blind reading --------------------------------------------------------------------
+
+
+class Texts:
+    """The texts of the questions that are read blindly, in a file of their own."""
+
+    def __init__(self, path: Path, questions: Sequence[str]) -> None:
+        self._path = path
+        self._questions = set(questions)
+
+    def save(self, way: str, question: str, text: str) -> None:
+        if question not in self._questions or way not in (LEAD, "checked"):
+            return
+        with self._path.open("a") as file:
+            file.write(json.dumps({"way": way, "question": question, "text": text}) + "\n")
+
+    def export(self, cases: Sequence[Case], out: Path) -> int:
+        """Write the pairs in an order that only the file of the key tells. Returns how many."""
+        texts: dict[str, dict[str, str]] = defaultdict(dict)
+        for line in self._path.read_text().splitlines():
+            saved = json.loads(line)
+            texts[saved["question"]][saved["way"]] = saved["text"]
+        pages, key = [], {}
+        for case in cases:
+            pair = texts.get(case.id, {})
+            if len(pair) < 2:
+                continue
+            ways = sorted(pair, key=lambda way: _hashed(f"{case.id} {way}"))
+            number = len(key) + 1
+            key[number] = {"question": case.id, "A": ways[0], "B": ways[1]}
+            pages.append(
+                f"## {number}\n\n{case.text}\n\n### A\n\n{pair[ways[0]]}\n\n"
+                f"### B\n\n{pair[ways[1]]}\n"
+            )
+        out.write_text("\n".join(pages))
+        out.with_suffix(".key.json").write_text(json.dumps(key, indent=1) + "\n")
+        return len(key)
+
+
+def _hashed(text: str) -> str:
+    import hashlib
+
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+def plan_of(
+    name: str, ways: Sequence[str], cases: Sequence[Case], answers: Sequence[Answer]
+) -> str:
+    """How many questions are left in each way, and about how long they take."""
+    by_way = grouped(answers)
+    lines, whole = [], 0.0
+    for way in ways:
+        stored = by_way.get(way, {})
+        left = sum(case.id not in stored for case in cases)
+        each = SETS[name].ways[way].seconds
+        if len(stored) >= 5:
+            each = _mean([answer.total("seconds") for answer in stored.values()])
+        whole += left * each
+        lines.append(f"{name}, {way}: {left} questions, {left * each / 3600:.2f} hours")
+    return "\n".join([*lines, f"together {whole / 3600:.1f} hours"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("set", choices=SETS)
+    parser.add_argument("--part", choices=PARTS, default=DEVELOPMENT)
+    parser.add_argument("--data", type=Path, help="the folder of IFEval's and MBPP's even halves")
+    parser.add_argument("--ways", nargs="+", metavar="WAY", help="default: all of the set")
+    parser.add_argument("--limit", type=int, help="only so many questions (default: as planned)")
+    parser.add_argument("--threads", type=int, help="of each member (default: as many as help)")
+    parser.add_argument("--at-once", type=int, default=1, help="questions under way together")
+    parser.add_argument("--folder", type=Path, default=Path("specfuse-study"))
+    parser.add_argument("--plan", action="store_true", help="only say how long it would take")
+    parser.add_argument("--table", action="store_true", help="only show what is there")
+    parser.add_argument("--pairs", type=Path, metavar="FILE.md", help="write pairs to be compared")
+    parser.add_argument("--out", type=Path, help="write the rows as JSON")
+    options = parser.parse_args()
+    if options.threads:
+        os.environ["OMP_NUM_THREADS"] = str(options.threads)
+    chosen = SETS[options.set]
+    folder = options.folder / "checked" / options.part
+    path = folder / f"{options.set}.jsonl"
+    if options.table:
+        return show(options.set, answers_in(path), options.out)
+    if options.data is None and options.set != "sources":
+        parser.error("--data is missing: the folder of IFEval's and MBPP's even halves")
+    count = options.limit or (chosen.count if options.part != DEVELOPMENT else None)
+    cases = spread(chosen.cases(options.part, options.data), count)
+    texts = Texts(folder / f"{options.set}-texts.jsonl", [case.id for case in cases[:PAIRS]])
+    if options.pairs:
+        print(f"{texts.export(cases, options.pairs)} pairs in {options.pairs}")
+        return None
+    ways = options.ways or list(chosen.ways)
+    unknown = set(ways) - set(chosen.ways)
+    if unknown:
+        parser.error(f"--ways must be among {', '.join(chosen.ways)}, got {', '.join(unknown)}")
+    print(plan_of(options.set, ways, cases, answers_in(path)), flush=True)
+    if options.plan:
+        return None
+    folder.mkdir(parents=True, exist_ok=True)
+    needed = {member for way in ways for member in chosen.ways[way].members}
+    members = {
+        key: LlamaCppMember(file_of(file), name=file.name, **file.options)
+        for key, file in FILES.items()
+        if key in needed
+    }
+    asker = Asker(options.set, members, texts.save)
+    answers = ask_all(asker, options.set, ways, cases, path, options.at_once)
+    return show(options.set, answers, options.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""Programs: the even-numbered problems of MBPP. One test is shown and is the check; the grade takes
+all of them, so the others are hidden.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Hashable
+from functools import partial
+from pathlib import Path
+
+from cases import Case, Grade, part_of
+
+from langchain_specfuse import checks
+
+MAX_TOKENS = 256
+TIMEOUT_S = 10
+PROMPT = """{text}
+Answer with the Python code alone, in one code block. It must pass this test:
+{test}"""
+
+
+def program_in(answer: str) -> str:
+    """The code of an answer: its code blocks, or all of it if it has none."""
+    blocks = re.findall(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", answer, re.S)
+    return "\n".join(blocks) if blocks else answer
+
+
+def passes(setup: str, tests: list[str], answer: str) -> Grade:
+    """Right if the program passes all tests."""
+    program = "\n".join([setup, program_in(answer), *tests])
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            done = subprocess.run(
+                [sys.executable, "-I", "-c", program],
+                cwd=folder,
+                env={},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                timeout=TIMEOUT_S,
+            )
+        except (subprocess.TimeoutExpired, ValueError) as error:
+            return Grade(False, type(error).__name__)
+    if done.returncode == 0:
+        return Grade(True)
+    last = done.stderr.strip().splitlines()[-1:] or [f"exit {done.returncode}"]
+    return Grade(False, re.match(r"\w*", last[0])[0] or "error")  # type: ignore[index]
+
+
+def same_program(answer: str) -> Hashable:
+    """A key that is equal for programs that differ in layout and comments only; None for text that
+    is no program.
+
+    >>> same_program("```python\\nx = 1  # one\\n```") == same_program("x=1")
+    True
+    """
+    try:
+        return ast.dump(ast.parse(program_in(answer)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def cases(part: str, folder: Path) -> list[Case]:
+    """The problems of a part. One in six is for trying."""
+    found = []
+    for line in (folder / "mbpp-even.jsonl").read_text().splitlines():
+        one = json.loads(line)
+        if part_of(one["text"], 6) != part:
+            continue
+        setup, tests = one["setup"] or "", one["tests"]
+        visible = f"{setup}\n{tests[0]}".strip()
+        check = checks.python(tests=visible, timeout=TIMEOUT_S)
+        text = PROMPT.format(text=one["text"], test=tests[0])
+        grade = partial(passes, setup, tests)
+        found.append(Case(f"code {one['task_id']}", "code", text, (check,), grade))
+    return found
