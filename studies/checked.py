@@ -16,6 +16,7 @@ pairs of ``--pairs``.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import inspect
 import json
 import math
@@ -132,6 +133,8 @@ class Attempt:
     """The check that ended it with an error."""
     finish: str = ""
     words: int = 0
+    tokens: int = 0
+    """Of the answer."""
     passes: int = 0
     read: int = 0
     prompts: int = 0
@@ -244,6 +247,7 @@ class Asker:
             failed=failed,
             finish=metadata.get("finish_reason") or "",
             words=rules.words_in(text),
+            tokens=_tokens(message),
             passes=used.passes,
             read=used.read,
             prompts=used.prompts,
@@ -258,6 +262,11 @@ class Asker:
 def _single(way: Way) -> dict[str, Any]:
     """Options that turn whole answers into an answer by segments, for a question without result."""
     return {"segment": "draft", "result": None, "samples": 1} if way.options else {}
+
+
+def _tokens(message: Any) -> int:
+    usage = getattr(message, "usage_metadata", None) or {}
+    return int(usage.get("output_tokens", 0))
 
 
 def _mean_logprob(metadata: Mapping[str, Any]) -> float | None:
@@ -390,6 +399,7 @@ def numbers(name: str, own: Sequence[Answer], lead: Sequence[Answer]) -> dict[st
         "words": _mean([final.words for final in finals]),
         "passes": _ratio(own, lead, "passes"),
         "read": _ratio(own, lead, "read"),
+        "passes per token": _passes_per_token(own),
         "seconds": _mean([answer.total("seconds") for answer in own]),
         "first text": _mean([answer.first_s for answer in own]),
         "first text, median": median(answer.first_s for answer in own),
@@ -427,6 +437,14 @@ def _mean(values: Sequence[float]) -> float:
 def _ratio(own: Sequence[Answer], lead: Sequence[Answer], name: str) -> float:
     whole = math.fsum(answer.total(name) for answer in lead)
     return round(math.fsum(answer.total(name) for answer in own) / whole, 3) if whole else 0.0
+
+
+def _passes_per_token(answers: Sequence[Answer]) -> float:
+    """Passes for each token of the final answers; those that a check ended are left out, because
+    their tokens are not reported."""
+    complete = [answer for answer in answers if answer.final.tokens]
+    tokens = sum(answer.final.tokens for answer in complete)
+    return round(math.fsum(answer.total("passes") for answer in complete) / max(tokens, 1), 3)
 
 
 def show(name: str, answers: Sequence[Answer], out: Path | None) -> None:
@@ -486,8 +504,6 @@ class Texts:
 
 
 def _hashed(text: str) -> str:
-    import hashlib
-
     return hashlib.sha256(text.encode()).hexdigest()
 
 
