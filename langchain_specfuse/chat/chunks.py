@@ -13,7 +13,7 @@ from langchain_core.messages.tool import tool_call_chunk
 from langchain_core.outputs import ChatGenerationChunk
 
 from ..constraints import CallPiece
-from ..core.agreed import AgreedTokens
+from ..core.agreed import AgreedTokens, ReleasedText
 from ..core.round import Round
 from ..core.values import Effort
 from .call_text import CUT_OFF, REFUSED, STALLED, UNCHECKED, Splitter
@@ -64,6 +64,7 @@ class AnswerChunks:
         self._has_begun = False
         self._released = 0
         """How many characters the rounds have released, including those of calls."""
+        self._text = ReleasedText()
         self._shown = 0
         """How many characters of prose the chunks have shown."""
         self._forced = 0
@@ -79,6 +80,7 @@ class AnswerChunks:
         contains nothing else and is not the last.
         """
         self._count(round)
+        written = self._authors_of(round)
         prose = round.text
         pieces: list[CallPiece] = []
         if self._splitter:
@@ -91,7 +93,9 @@ class AnswerChunks:
         is_refused = round.finish == "refusal"
         if prose or thought:
             last = None if pieces or is_refused else round
-            blocks = self._text_blocks(round, prose, thought)
+            if prose != round.text:
+                written = [(round, prose)]
+            blocks = self._text_blocks(round, written, thought)
             yield self._chunk(blocks, last, thought=thought)
         if pieces:
             yield self._chunk(self._call_blocks(round, pieces), None, pieces=pieces)
@@ -99,6 +103,16 @@ class AnswerChunks:
             yield self._chunk(self._refusal_blocks(round), round)
         elif round.finish and (pieces or not (prose or thought)):
             yield self._chunk([], round)
+
+    def _authors_of(self, round: Round) -> list[tuple[Round, str]]:
+        """The text that this round releases, and which round wrote each part of it."""
+        parts: list[tuple[Round, str]] = []
+        for piece in self._text.add(round):
+            if parts and parts[-1][0] is piece.round:
+                parts[-1] = piece.round, parts[-1][1] + piece.text
+            else:
+                parts.append((piece.round, piece.text))
+        return parts
 
     # --- one chunk --------------------------------------------------------------------------------
 
@@ -133,7 +147,9 @@ class AnswerChunks:
             message.chunk_position = "last"
         return ChatGenerationChunk(message=message)
 
-    def _text_blocks(self, round: Round, text: str, thought: str) -> list[dict[str, Any]]:
+    def _text_blocks(
+        self, round: Round, written: Sequence[tuple[Round, str]], thought: str
+    ) -> list[dict[str, Any]]:
         blocks: list[dict[str, Any]] = []
         if thought:
             blocks.append(
@@ -144,12 +160,14 @@ class AnswerChunks:
                     "index": "lc_reasoning",
                 }
             )
-        if text:
+        notes = []
+        for author, text in written:
             start = self._shown
             self._shown += len(text)
-            value = {**provenance(round), "start": start, "end": self._shown}
-            note = {"type": "non_standard_annotation", "value": value}
-            blocks.append({"type": "text", "text": text, "annotations": [note], "index": 0})
+            value = {**provenance(author), "start": start, "end": self._shown}
+            notes.append({"type": "non_standard_annotation", "value": value})
+        if whole := "".join(text for _, text in written):
+            blocks.append({"type": "text", "text": whole, "annotations": notes, "index": 0})
         return blocks
 
     def _refusal_blocks(self, round: Round) -> list[dict[str, Any]]:

@@ -29,9 +29,10 @@ from .._version import __version__
 from ..chat.messages import refuse_broken
 from ..chat.options import Call
 from ..chat.question import Question
+from ..core.agreed import ReleasedText
 from ..core.round import Round
 from ..errors import MemberError, SpecFuseError, UsageError, advised, imported
-from ..show.terminal import Paint, departed, legend, pieces, table, visible
+from ..show.terminal import Paint, departed, legend, table, visible
 from ..show.trace import Trace
 from . import choices
 from .choices import PROGRAM, say
@@ -336,12 +337,14 @@ def _show(
     paint = Paint(names, on=out.isatty() and not plain)
     clean = visible if out.isatty() else str
     done: list[Round] = []
+    released = ReleasedText()
     try:
         for round in rounds:
             if not done and not arguments.quiet:
                 print(legend(paint), end="\n\n", file=out)
             done.append(round)
-            text = "".join(paint.by(name, clean(piece)) for name, piece in pieces(round))
+            pieces = released.add(round)
+            text = "".join(paint.by(piece.author, clean(piece.text)) for piece in pieces)
             print(text, end="", file=out, flush=True)
     finally:  # an interrupted answer stays, so the table says who wrote it
         if done:

@@ -1,11 +1,78 @@
-"""Count the tokens of an answer while rounds agree on more text, and withdraw some of it again."""
+"""Who wrote which text of an answer, and how many tokens it has, while rounds agree on more text,
+hold some of it back, and withdraw some again."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from typing import NamedTuple
 
 from .round import Round
 from .values import Draft
+
+
+class Piece(NamedTuple):
+    """A piece of the text that a round releases."""
+
+    round: Round
+    """The round that agreed on it: this round, or an earlier one that held it back."""
+    text: str
+    is_forced: bool = False
+    """A constraint left no choice about it."""
+
+    @property
+    def author(self) -> str:
+        """The member that wrote it; empty for forced text."""
+        return "" if self.is_forced else self.round.member
+
+
+class ReleasedText:
+    """Says who wrote the text that each round releases: it may have been held back for rounds."""
+
+    def __init__(self) -> None:
+        self._held: list[Piece] = []
+        """Agreed text that is not released yet."""
+
+    def add(self, round: Round) -> list[Piece]:
+        """The text that this round releases, in pieces."""
+        self._withdraw(len(round.withdrawn))
+        text = round.text
+        for pieces in _splits(round):
+            agreed = [*self._held, *pieces]
+            if "".join(piece.text for piece in agreed).startswith(text):
+                self._held = agreed
+                return self._take(len(text))
+        self._held = []  # the round does not say what it holds
+        return [Piece(round, text)] if text else []
+
+    def _withdraw(self, length: int) -> None:
+        while length > 0 and self._held:
+            last = self._held.pop()
+            if len(last.text) > length:
+                self._held.append(last._replace(text=last.text[:-length]))
+            length -= len(last.text)
+
+    def _take(self, length: int) -> list[Piece]:
+        taken: list[Piece] = []
+        while length > 0:
+            first = self._held.pop(0)
+            if len(first.text) > length:
+                self._held.insert(0, first._replace(text=first.text[length:]))
+                first = first._replace(text=first.text[:length])
+            taken.append(first)
+            length -= len(first.text)
+        return taken
+
+
+def _splits(round: Round) -> Iterator[list[Piece]]:
+    """The segment between two parts of the forced text, which may lie on both sides of it."""
+    forced = round.forced
+    for start in range(len(forced) + 1):
+        pieces = [
+            Piece(round, forced[:start], is_forced=True),
+            Piece(round, round.segment.text),
+            Piece(round, forced[start:], is_forced=True),
+        ]
+        yield [piece for piece in pieces if piece.text]
 
 
 class AgreedTokens:

@@ -75,21 +75,6 @@ def one_line(text: str) -> str:
     return visible(text).replace("\n", "␊")
 
 
-def pieces(item: Round) -> list[tuple[str, str]]:
-    """The text of a round in pieces with their authors. Forced text around the segment has the
-    author ""."""
-    text = item.text
-    segment = item.segment.text
-    if not item.forced:
-        return [(item.member, text)]
-    for start in range(len(item.forced) + 1):
-        end = start + len(segment)
-        if text[start:end] == segment and text[:start] + text[end:] == item.forced:
-            parts = [("", text[:start]), (item.member, segment), ("", text[end:])]
-            return [(name, part) for name, part in parts if part]
-    return [(item.member, text)]
-
-
 def legend(paint: Paint) -> str:
     """The members in their colours, or only their names if there are no colours."""
     mark = "■ " if paint.on else ""

@@ -15,7 +15,9 @@ from langchain_specfuse import (
     ScriptedMember,
     SpecFuseCallbackHandler,
     SpecFuseChatModel,
+    TraceCallbackHandler,
     UsageError,
+    checks,
 )
 
 from .conftest import asked
@@ -120,3 +122,21 @@ def tracer() -> RunCollectorCallbackHandler:
 def test_a_wrong_argument_names_the_class_that_the_user_called() -> None:
     with pytest.raises(TypeError, match=r"SpecFuseCallbackHandler.*'on_reject'"):
         SpecFuseCallbackHandler(on_reject=print)  # type: ignore[call-arg]
+
+
+def test_text_that_was_held_back_keeps_its_author() -> None:
+    held = promising(checks=[checks.at("answer", no_promises)], output_version="v1", lead=None)
+    recorder = TraceCallbackHandler()
+    (block,) = held.invoke("Well?", {"callbacks": [recorder]}).content_blocks
+    standing: list[tuple[int, str, str]] = []
+    for item in recorder.trace.rounds:
+        if item["withdrawn"]:
+            assert standing.pop()[2] == item["withdrawn"]
+        standing.append((item["round"], item["winner"], item["segment"]))
+    notes = [note["value"] for note in block["annotations"]]
+    shown = [
+        (note["round"], note["member"], block["text"][note["start"] : note["end"]])
+        for note in notes
+    ]
+    assert shown == standing and len(shown) == 2
+    assert not any(item["text"] for item in recorder.trace.rounds[:-1])

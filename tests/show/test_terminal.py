@@ -1,4 +1,4 @@
-"""Who wrote which piece of a round's text, and the table of a run."""
+"""The table of a run, and the legend."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from langchain_specfuse.core.round import Departure, Rejection, Round
 from langchain_specfuse.core.values import Draft, Segment
 from langchain_specfuse.errors import MemberError, advised
-from langchain_specfuse.show.terminal import Paint, legend, pieces, table
+from langchain_specfuse.show.terminal import Paint, legend, table
 
 
 def a_round(text, segment, forced=""):
@@ -26,21 +26,6 @@ def a_round(text, segment, forced=""):
         even,
         forced=forced,
     )
-
-
-def test_every_piece_has_its_author_and_nothing_is_lost():
-    for text, segment, forced, expected in [
-        ("held back, Hello", "Hello", "", [("a", "held back, Hello")]),
-        ('{"a": "a', "a", '{"a": "', [("", '{"a": "'), ("a", "a")]),
-        (
-            '{"a": "Rome", "b":',
-            "Rome",
-            '{"a": "", "b":',
-            [("", '{"a": "'), ("a", "Rome"), ("", '", "b":')],
-        ),
-        ("cut by a stop", "cut by a stop string", "x", [("a", "cut by a stop")]),
-    ]:
-        assert pieces(a_round(text, segment, forced)) == expected
 
 
 def test_the_table_names_what_happened_in_a_round():
