@@ -123,21 +123,45 @@ function legend() {
   }
 }
 
-// The text of a round in pieces with their authors; what the format forces, around the segment, has none.
-function pieces(item) {
-  const { text, segment = text, forced } = item;
-  const author = wrote(item);
-  for (let at = 0; forced && at <= forced.length; at++) {
-    const [before, after] = [text.slice(0, at), text.slice(at + segment.length)];
-    if (before + segment + after === text && before + after === forced) return [["", before], [author, segment], ["", after]].filter((piece) => piece[1]);
+// The first characters of these pieces, and the rest.
+function cut(pieces, length) {
+  const [first, rest] = [[], []];
+  for (const [author, text] of pieces) {
+    const part = text.slice(0, Math.max(0, length));
+    length -= text.length;
+    if (part) first.push([author, part]);
+    if (part.length < text.length) rest.push([author, text.slice(part.length)]);
   }
-  return [[author, text]];
+  return [first, rest];
+}
+
+const joined = (pieces) => pieces.map((piece) => piece[1]).join("");
+
+// The text of each round in pieces with their authors. A round may release text that earlier rounds held back.
+// What the format forces, around the segment, has no author.
+function released() {
+  let held = [];
+  return rounds.map((item) => {
+    const { text, segment = text, forced = "", withdrawn = "" } = item;
+    const author = wrote(item);
+    [held] = cut(held, joined(held).length - withdrawn.length);
+    for (let at = 0; at <= forced.length; at++) {
+      const all = [...held, ["", forced.slice(0, at)], [author, segment], ["", forced.slice(at)]];
+      if (!joined(all).startsWith(text)) continue;
+      const [now, later] = cut(all, text.length);
+      held = later;
+      return now.length ? now : [[author, ""]];
+    }
+    held = [];
+    return [[author, text]];
+  });
 }
 
 // From this round on; the rounds before it are there.
 function answer(from) {
   if (!from) part("answer").replaceChildren();
-  let before = from ? pieces(rounds[from - 1]).at(-1)[0] : null;
+  const pieces = released();
+  let before = from ? pieces[from - 1].at(-1)[0] : null;
   for (let at = from; at < rounds.length; at++) {
     const item = rounds[at];
     const shownText = visible(item.text) || (item.ended ? "■" : "…");
@@ -146,7 +170,7 @@ function answer(from) {
     const name = `Round ${item.round}, ${item.winner}: ${shownText.trim() || "white space"}${note}`;
     const segment = node("span", { class: "segment", role: "option", tabindex: "-1", "aria-selected": "false", "aria-label": name });
     segment.dataset.at = at;
-    for (const [author, text] of pieces(item)) {
+    for (const [author, text] of pieces[at]) {
       const piece = node("span", { class: author ? `piece ${kind(author)}` : "piece forced" }, visible(text) || shownText);
       if (author !== before) piece.dataset.by = label(author);
       before = author;

@@ -117,6 +117,24 @@ def test_what_checks_refused_is_struck_out_where_keys_reach_it(opened):
     assert whole[0].split() == ["no_promises", "2", "2"] and len(whole) == 3
 
 
+def test_text_that_was_held_back_has_the_colour_of_its_author(opened):
+    first = a_round(1, {"a": "It is good", "b": "x"}, "a", text="It is")
+    second = a_round(2, {"a": "x", "b": " for you."}, "b", text=" good for you.")
+    third = a_round(3, {"a": " Not", "b": "x"}, "a", text="")
+    last = a_round(4, {"a": "x", "b": " Yes."}, "b", withdrawn=" Not")
+    one = opened(Trace([first, second, third, last]).html())
+    pieces = one.page.eval_on_selector_all(
+        ".piece", "all => all.map(one => [one.className.slice(6), one.textContent])"
+    )
+    assert pieces == [
+        ["m0", "It is"],
+        ["m0", " good"],
+        ["m1", " for you."],
+        ["m0", "…"],
+        ["m1", " Yes."],
+    ]
+
+
 def test_text_that_an_endpoint_leaves_out_is_said_to_be_missing(opened):
     trace = refusing()
     for rejection in trace.rounds[1]["rejected"]:
