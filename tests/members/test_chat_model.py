@@ -193,6 +193,54 @@ def test_the_stream_goes_on_where_another_member_wrote_what_it_would_have_writte
     assert len(model.asked) == asked
 
 
+def test_another_sample_is_another_request_with_its_temperature() -> None:
+    model = talker()
+    member = ChatModelMember(model, name="a")
+    job = draft_job(segment_tokens=3)
+    efforts = [drafted(member, job).effort]
+    for seed in (1, 2):
+        closed = len(model.closed)
+        sample = replace(job, sampling=Sampling(temperature=0.7, seed=seed))
+        efforts.append(drafted(member, sample).effort)
+        assert len(model.closed) == closed + 1, "the stream of the last draft is cancelled"
+    assert [options for _, options in model.asked] == [{}, *[{"temperature": 0.7}] * 2]
+    assert [effort.requests for effort in efforts] == [1, 1, 1]
+    assert all(effort.input_tokens and effort.output_tokens for effort in efforts)
+
+
+def test_after_text_was_withdrawn_another_sample_continues_what_stands() -> None:
+    model = talker()
+    member = ChatModelMember(model, name="a")
+    answer: tuple[Segment, ...] = ()
+    for _ in range(3):
+        draft = drafted(member, draft_job(answer=answer, segment_tokens=3))
+        answer = (*answer, Segment(draft.text))
+    stands = answer[:1]
+    # the same job again is the same draft, which has been paid for
+    again = drafted(member, draft_job(answer=stands, segment_tokens=3))
+    assert again.text == answer[1].text
+    assert (again.effort.requests, again.effort.read) == (0, 0)
+    closed, requests = len(model.closed), len(model.asked)
+    warm = Sampling(temperature=0.7, seed=1)
+    sample = drafted(member, draft_job(answer=stands, segment_tokens=3, sampling=warm))
+    assert sample.text == answer[1].text, "this model writes the same at any temperature"
+    messages, options = model.asked[-1]
+    assert messages[-1].text == stands[0].text
+    assert options == {"temperature": 0.7}
+    # the stream of the withdrawn text and those of the trial are cancelled
+    trials = len(model.asked) - requests - 1
+    assert len(model.closed) == closed + 1 + trials
+    assert sample.effort.requests == 1 + trials
+    following = (*stands, Segment(sample.text))
+    more = drafted(member, draft_job(answer=following, segment_tokens=3, sampling=warm))
+    assert more.effort.requests == 0, "its own stream goes on"
+
+
+def test_it_says_that_it_cannot_exclude_tokens() -> None:
+    assert not ChatModelMember(talker()).probe().excludes
+    assert not ScriptedMember(STORY).probe().excludes
+
+
 def test_forgetting_cancels_the_stream() -> None:
     model = talker()
     member = ChatModelMember(model, name="a")

@@ -7,7 +7,7 @@ import itertools
 import pickle
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -16,7 +16,8 @@ import pytest
 
 from langchain_specfuse import RayMember, ScriptedMember, SpecFuseChatModel
 from langchain_specfuse.chat.references import checked_member
-from langchain_specfuse.core.values import Candidate, Draft, Failure
+from langchain_specfuse.core.member import Probe
+from langchain_specfuse.core.values import Candidate, Draft, DraftJob, Failure
 from langchain_specfuse.errors import MemberError, UsageError
 from langchain_specfuse.members import ray as ray_module
 
@@ -153,6 +154,24 @@ def test_replies_are_those_of_the_member_in_this_process(ray: FakeRay) -> None:
     assert there.token_ids(STORY) == here.token_ids(STORY) and there.spec == here.spec
     assert not hasattr(there, "token_count")
     assert SpecFuseChatModel(members=[there]).invoke("?").text == STORY
+
+
+class Excluding(ScriptedMember):
+    """Writes the tokens that it may not write."""
+
+    def probe(self) -> Probe:
+        return replace(super().probe(), excludes=True)
+
+    def draft(self, jobs: Sequence[DraftJob]) -> list[Draft | Failure]:
+        return [Draft("x", tokens=job.excluded, others=((7, " y"),)) for job in jobs]
+
+
+def test_excluded_tokens_and_the_others_cross_the_process(ray: FakeRay) -> None:
+    member = RayMember(Excluding(STORY))
+    assert member.probe().excludes
+    (draft,) = member.draft([replace(draft_job(), excluded=(3, 5))])
+    assert isinstance(draft, Draft)
+    assert (draft.tokens, draft.others) == ((3, 5), ((7, " y"),))
 
 
 class Trouble(Exception):
