@@ -294,6 +294,10 @@ MEASURED: Mapping[str, tuple[Callable[[Any], str], str]] = {
     "member-sets-short": (partial(tables.sets, short=True), "benchmarks/engines"),
     "numbers": (tables.numbers, "benchmarks/engines"),
     "prefix": (tables.prefix, "benchmarks/prefix"),
+    **{
+        f"study-{name}": (partial(tables.checked, name=name), "studies/checked")
+        for name in ("rules", "code", "sources")
+    },
     "study-lead": (tables.lead, "studies/lead"),
     "study-lora": (partial(tables.skills, members="lora"), "studies/specialists"),
     "study-skills": (partial(tables.skills, members="tiny"), "studies/specialists"),

@@ -381,6 +381,49 @@ def lead(results: Results) -> str:
     return _joined(table(heads, rows), source("studies/lead", results[0]))
 
 
+CHECKED = {
+    "lead": "the lead alone",
+    "retries": "asked again until the whole answer passes",
+    "retries, equal passes": "the same, at the passes of checks",
+    "pair": "with a small member",
+    "samples": "the most frequent of six samples",
+    "checked": "**with checks**",
+    "checked pair": "**with checks**, and a small member",
+    "checked smollm2": "**with checks**, SmolLM2 writes first",
+    "checked gemma": "**with checks**, Gemma writes first",
+}
+"""Ways of ``studies/checked.py``, in words."""
+
+
+def checked(results: Mapping[str, Result], name: str) -> str:
+    """Answers with checks, against the lead alone."""
+    if name not in results:
+        return NOTHING
+    rows = {row["way"]: row for row in results[name]["rows"] if row["kind"] == "all"}
+    noun = "obey" if name == "rules" else "right"
+    heads = ("way", noun, "ended by a check", "won", "lost", "p", "passes", "seconds", "first text")
+    cells = []
+    for way, words in CHECKED.items():
+        row = rows.get(way)
+        if row is None:
+            continue
+        found = row.get("against lead", {})
+        cells.append(
+            (
+                words,
+                f"{row['good']} of {row['questions']}",
+                row["failed"],
+                found.get("won", ""),
+                found.get("lost", ""),
+                f"{found['p']:.2g}" if found else "",
+                f"{row['passes']:.2f} times",
+                f"{row['seconds']:.1f}",
+                f"{row['first text']:.1f} s",
+            )
+        )
+    return _joined(table(heads, cells), source("studies/checked", results[name]))
+
+
 def skills(results: Mapping[str, Result], members: str) -> str:
     """The vote of members that differ in skill, against each of them, a router and the published
     weighing."""

@@ -214,6 +214,16 @@ def test_the_table_has_wins_losses_and_costs_against_the_lead():
     assert row["first text"] == 1.0 and row["passes per token"] == 1.1
 
 
+def test_the_table_of_the_docs_is_made_from_the_results(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "scripts" / "docs"))
+    import tables
+
+    answers = [answered(LEAD, "q", BAD), answered("checked", "q", GOOD)]
+    checked.show("rules", answers, tmp_path / "checked.json")
+    shown = tables.checked(json.loads((tmp_path / "checked.json").read_text()), name="rules")
+    assert "| **with checks** | 1 of 1 | 0 | 1 | 0 | 1 | 1.00 times | 6.0 | 1.0 s |" in shown
+
+
 @pytest.mark.parametrize(
     ("attempt", "limits_length", "is_good"),
     [
