@@ -227,6 +227,8 @@ class TraceCallbackHandler(BaseCallbackHandler):
     def on_custom_event(self, name: str, data: Any, *, run_id: UUID, **kwargs: Any) -> None:
         if name == ROUND_EVENT:
             self._trace_of(run_id).add(data)
+        elif name == REJECTED_EVENT:
+            self._trace_of(run_id).rejected.append(dict(data))
 
     def on_llm_end(self, response: Any, *, run_id: UUID, **kwargs: Any) -> None:
         self._questions.pop(run_id, None)

@@ -30,8 +30,8 @@ from ..chat.messages import refuse_broken
 from ..chat.options import Call
 from ..chat.question import Question
 from ..core.agreed import ReleasedText
-from ..core.round import Round
-from ..errors import MemberError, SpecFuseError, UsageError, advised, imported
+from ..core.round import Rejection, Round
+from ..errors import CheckError, MemberError, SpecFuseError, UsageError, advised, imported
 from ..show.terminal import Paint, departed, legend, table, visible
 from ..show.trace import Trace
 from . import choices
@@ -207,6 +207,8 @@ def run(arguments: argparse.Namespace, out: TextIO) -> bool:
         raise
     except BaseException as error:
         trace.error = str(error) or type(error).__name__
+        if isinstance(error, CheckError):
+            trace.rejected = [{"round": len(trace.rounds) + 1, **one} for one in error.rejected]
         raise
     finally:  # an incomplete run has a page, too
         if arguments.html:
@@ -338,6 +340,7 @@ def _show(
     clean = visible if out.isatty() else str
     done: list[Round] = []
     released = ReleasedText()
+    unfinished: list[Rejection] = []
     try:
         for round in rounds:
             if not done and not arguments.quiet:
@@ -346,15 +349,18 @@ def _show(
             pieces = released.add(round)
             text = "".join(paint.by(piece.author, clean(piece.text)) for piece in pieces)
             print(text, end="", file=out, flush=True)
+    except CheckError as error:
+        unfinished = [Rejection(**rejection) for rejection in error.rejected]
+        raise
     finally:  # an interrupted answer stays, so the table says who wrote it
         if done:
             print(file=out, flush=True)
             _show_refusal(done[-1])
         if arguments.quiet:
             _show_failures(done)
-        elif done:
+        elif done or unfinished:
             width = shutil.get_terminal_size((110, 24)).columns
-            print("", table(done, paint, width), sep="\n", file=out, flush=True)
+            print("", table(done, paint, width, unfinished), sep="\n", file=out, flush=True)
 
 
 def _show_refusal(last: Round) -> None:

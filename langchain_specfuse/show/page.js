@@ -82,7 +82,7 @@ function header() {
   const last = rounds.at(-1);
   const seconds = sum(rounds.flatMap((item) => Object.values(item.seconds ?? {})));
   const tokens = sum(agreed().map((one) => one.tokens));
-  const rejections = sum(rounds.map((item) => list(item.rejected).length));
+  const rejections = sum([run, ...rounds].map((item) => list(item.rejected).length));
   const ending = writing ? "more is to come" : last ? of(FINISHED, last.finish) ?? "it is incomplete" : "no segment was agreed";
   part("summary").textContent = `${count(rounds.length, "round")}, ${count(members.length, "member")}, ${count(tokens, "token")} in ${seconds.toFixed(1)} s; ${ending}${rejections ? `; checks refused ${count(rejections, "draft")}` : ""}`;
   part("error").hidden = !run.error;
@@ -212,9 +212,10 @@ function checks() {
       totals.set(name, [before + passed, refusedBefore + rejected]);
     }
   }
-  const all = rounds.flatMap((item) => list(item.rejected).map((one) => ({ round: item.round, ...one })));
+  const all = [...rounds.flatMap((item) => list(item.rejected).map((one) => ({ round: item.round, ...one }))), ...list(run.rejected)];
   part("checks-part").hidden = !totals.size && !all.length;
-  part("checks").replaceChildren(table("How often each check was passed", [head("check", "col", "words"), "passed", "rejected"],
+  part("checks").replaceChildren();
+  if (totals.size) part("checks").append(table("How often each check was passed", [head("check", "col", "words"), "passed", "rejected"],
     [...totals].map(([name, counts]) => node("tr", {}, head(visible(name), "row"), ...counts.map((many) => cell(String(many)))))));
   if (all.length) part("checks").append(rejections(all, true));
 }
@@ -271,6 +272,7 @@ function tables() {
 function draw(from) {
   for (const id of ["run-part", "take"]) part(id).hidden = !rounds.length;
   for (const id of ["table", "whole"]) part(id).hidden = writing;
+  if (writing) part("checks-part").hidden = true;
   header();
   legend();
   answer(from);

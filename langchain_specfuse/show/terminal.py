@@ -81,8 +81,14 @@ def legend(paint: Paint) -> str:
     return "  ".join(paint.by(name, f"{mark}{one_line(name)}") for name in paint.names)
 
 
-def table(rounds: Sequence[Round], paint: Paint, width: int = 100) -> str:
-    """One line per round with its events, then a summary."""
+def table(
+    rounds: Sequence[Round],
+    paint: Paint,
+    width: int = 100,
+    unfinished: Sequence[Rejection] = (),
+) -> str:
+    """One line per round with its events, then a summary. ``unfinished``: the drafts that checks
+    refused in a last round, which was never finished."""
     weights = "weights" if len(paint.names) <= MAX_WEIGHTS else "weight"
     head = ["#", "author", "segment", "total", "margin", weights, "seconds"]
     rows = [_row(item, paint.names) for item in rounds]
@@ -105,7 +111,8 @@ def table(rounds: Sequence[Round], paint: Paint, width: int = 100) -> str:
             lines.append(f"   withdrawn: {paint.coded(STRUCK, one_line(repr(item.withdrawn)))}")
         for left in item.left:
             lines += [_note(paint, BOLD, line) for line in departed(left)]
-    return "\n".join([*lines, "", _summary(rounds, paint)])
+    lines += [_rejected(rejection, paint) for rejection in unfinished]
+    return "\n".join([*lines, "", _summary(rounds, paint, len(unfinished))])
 
 
 def _note(paint: Paint, code: int, text: str) -> str:
@@ -161,7 +168,7 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join(shown).rstrip()
 
 
-def _summary(rounds: Sequence[Round], paint: Paint) -> str:
+def _summary(rounds: Sequence[Round], paint: Paint, unfinished: int) -> str:
     wins = Counter(item.member for item in rounds)
     agreed = AgreedTokens()
     for item in rounds:
@@ -170,13 +177,15 @@ def _summary(rounds: Sequence[Round], paint: Paint) -> str:
     seconds = sum(sum(item.seconds.values()) for item in rounds)
     authors = [name for name in paint.names if wins[name]]
     shares = ", ".join(paint.by(name, f"{one_line(name)} {wins[name]}") for name in authors)
-    ending = FINISHED.get(rounds[-1].finish or "", "it is incomplete")
-    if rounds[-1].stalled:
-        ending = STALLED
+    ending = "it is incomplete"
+    if rounds:
+        ending = FINISHED.get(rounds[-1].finish or "", ending)
+        if rounds[-1].stalled:
+            ending = STALLED
     speed = f", {tokens / seconds:.1f} a second" if seconds > 0 else ""
-    if refused := sum(len(item.rejected) for item in rounds):
+    if refused := sum(len(item.rejected) for item in rounds) + unfinished:
         ending += f"; checks refused {amount(refused, 'draft')}"
-    return (
-        f"{amount(len(rounds), 'round')} ({shares}), {amount(tokens, 'token')} in {seconds:.1f} "
-        f"s{speed}; {ending}"
-    )
+    count = amount(len(rounds), "round")
+    if shares:
+        count += f" ({shares})"
+    return f"{count}, {amount(tokens, 'token')} in {seconds:.1f} s{speed}; {ending}"

@@ -54,10 +54,14 @@ class Trace:
         question: str = "",
         members: Sequence[str] = (),
         error: str = "",
+        rejected: Iterable[Mapping[str, Any]] = (),
     ) -> None:
         self.question = question
         self.error = error
         """Why the answer failed, if it did."""
+        self.rejected = [dict(rejection) for rejection in rejected]
+        """The drafts that checks refused in a round that was never finished, as in the event
+        ``specfuse_rejected``."""
         self.rounds: list[dict[str, Any]] = []
         self._members = tuple(members)
         for round in rounds:
@@ -83,6 +87,7 @@ class Trace:
             names += round["drafts"]
             names += [departure["member"] for departure in round.get("left", ())]
             names += round.get("votes", ())
+        names += [rejection["member"] for rejection in self.rejected]
         return list(dict.fromkeys(names))
 
     @property
@@ -92,13 +97,14 @@ class Trace:
 
     def as_dict(self) -> dict[str, Any]:
         """The trace as plain JSON."""
-        return {
+        values = {
             "specfuse": FORMAT,
             "question": self.question,
             "members": self.members,
             "error": self.error,
             "rounds": self.rounds,
         }
+        return {**values, "rejected": self.rejected} if self.rejected else values
 
     def html(self) -> str:
         """A page in one file that loads nothing from elsewhere."""
@@ -175,7 +181,7 @@ def _arguments(text: str) -> dict[str, Any]:
     if isinstance(whole, dict) and "rounds" in whole:
         if whole.get("specfuse", FORMAT) != FORMAT:
             raise UsageError(f"it has format {whole['specfuse']!r}, this version reads {FORMAT}")
-        names = ("rounds", "question", "members", "error")
+        names = ("rounds", "question", "members", "error", "rejected")
         return {name: whole[name] for name in names if name in whole}
     lines = [line for line in text.split("\n") if line.strip()]
     if not lines:

@@ -15,6 +15,7 @@ from langchain_specfuse import (
     ScriptedMember,
     SpecFuseCallbackHandler,
     SpecFuseChatModel,
+    Trace,
     TraceCallbackHandler,
     UsageError,
     checks,
@@ -73,11 +74,14 @@ async def test_coroutine_functions_are_awaited_for_rejections(way: str) -> None:
         SpecFuseCallbackHandler(on_rejected=note)
 
 
-def test_the_rejections_of_a_round_that_breaks_off_are_events(tracer: Any) -> None:
+def test_the_rejections_of_a_round_that_breaks_off_are_events(tracer: Any, tmp_path: Any) -> None:
+    recorder = TraceCallbackHandler()
     events: list[RejectedEvent] = []
     handler = SpecFuseCallbackHandler(on_rejected=events.append)
     with pytest.raises(CheckError) as error:
-        promising(checks=[never]).invoke("Well?", {"callbacks": [handler, tracer]}, trace="members")
+        promising(checks=[never]).invoke(
+            "Well?", {"callbacks": [handler, tracer, recorder]}, trace="members"
+        )
     assert {event.check for event in events} == {"never"}
     assert {event.round for event in events} == {1}
     assert {event.member for event in events} == {"ann", "bob"}
@@ -85,6 +89,9 @@ def test_the_rejections_of_a_round_that_breaks_off_are_events(tracer: Any) -> No
     assert broken.extra["metadata"]["specfuse_check"] == "never"
     assert "'never'" in broken.error and error.value.check == "never"
     assert {run.error for run in broken.child_runs} == {"check never: is not allowed"}
+    assert {rejection["check"] for rejection in recorder.trace.rejected} == {"never"}
+    recorder.trace.save(tmp_path / "run.json")
+    assert Trace.load(tmp_path / "run.json").rejected == recorder.trace.rejected
     assert {run.outputs["text"] for run in broken.child_runs} >= {
         "We guarantee a good",
         "We hope for a",

@@ -58,6 +58,32 @@ def test_a_refusal_is_shown_but_is_not_the_answer(ask, more):
     assert TEXT in ask("Why?", *more, by=by)[1]
 
 
+def test_what_checks_refused_is_below_the_answer_and_not_in_it(ask, tmp_path):
+    by = [ScriptedMember("We guarantee it.", name="a"), ScriptedMember("We hope so.", name="b")]
+    page = tmp_path / "run.html"
+    argv = ("--check", "forbids:guarantee", "--check", "max_words:9", "--html", str(page))
+    code, out, _ = ask("Well?", *argv, by=by)
+    legend, answer, table = out.split("\n\n", 2)
+    assert (code, legend, answer) == (FINE, "a  b", "We hope so.")
+    assert "✗ a: 'We guarantee it.' (forbids('guarantee'): contains 'guarantee')" in table
+    assert "checks refused 1 draft" in table and "We guarantee it." in page.read_text()
+    assert ask("Well?", *argv[:2], "-q", by=by)[:2] == (FINE, "We hope so.\n")
+    rounds = [json.loads(line) for line in ask("Well?", *argv[:2], "--json", by=by)[1].splitlines()]
+    assert rounds[0]["rejected"][0]["text"] == "We guarantee it."
+
+
+def test_an_answer_that_no_text_passes_fails_and_shows_why(ask, tmp_path):
+    by = [ScriptedMember("We guarantee it.", name="a")]
+    page = tmp_path / "run.html"
+    code, out, err = ask("Well?", "--check", "forbids:We", "--html", str(page), by=by)
+    assert code == FAILED
+    assert "error: no text passed the check \"forbids('We')\"" in err
+    assert "✗ a: 'We guarantee it.'" in out and "0 rounds, 0 tokens" in out
+    run = re.search(r'id="run">(.*?)</script>', page.read_text())[1]
+    assert json.loads(run)["rejected"][0]["text"] == "We guarantee it."
+    assert ask("Well?", "-q", "--check", "forbids:We", by=by)[1] == ""
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

@@ -117,6 +117,15 @@ def test_what_checks_refused_is_struck_out_where_keys_reach_it(opened):
     assert whole[0].split() == ["no_promises", "2", "2"] and len(whole) == 3
 
 
+def test_what_was_refused_before_an_answer_failed_is_shown(opened):
+    broken = [{**rejection, "round": 1} for rejection in REFUSED]
+    for rounds in ([], [a_round(1, {"a": " x"}, "a")]):
+        one = opened(Trace(rounds, question="Q", error="It fell.", rejected=broken).html())
+        assert one.texts("#checks del") == [" We guarantee it", " to guarantee"]
+        assert one.page.locator("#checks [tabindex='0']").count() == 1
+        assert "checks refused 2 drafts" in one.text("#summary")
+
+
 def test_text_that_was_held_back_has_the_colour_of_its_author(opened):
     first = a_round(1, {"a": "It is good", "b": "x"}, "a", text="It is")
     second = a_round(2, {"a": "x", "b": " for you."}, "b", text=" good for you.")
