@@ -273,6 +273,10 @@ FOREIGN: Mapping[str, Foreign] = {
     "logit_bias": Foreign(
         "tokens differ between members; choice=, regex= or grammar= constrain the text", neutral={}
     ),
+    **dict.fromkeys(
+        ("guardrails", "guardrail_config"),  # of ChatBedrock and ChatBedrockConverse
+        Foreign("checks=[...]: functions that every text must pass before it is streamed"),
+    ),
     "store": Foreign("to store answers, use a cache or a tracer", neutral=False),
     "modalities": Foreign("answers are text", neutral=["text"]),
     **{

@@ -312,7 +312,7 @@ class Summary:
         self.weights = data.weights
         self.exits += data.left
         self.refusals |= data.refusals
-        if round.finish != "refusal":
+        if round.finish not in ("refusal", "check"):  # then nobody wrote anything
             self._won[round.member] += 1
         self._looped += len(round.looped)
         for name, counts in round.checks.items():

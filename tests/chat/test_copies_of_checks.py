@@ -72,3 +72,10 @@ def test_wrong_checks_are_refused_where_they_are_given(given: object, message: s
     llm = SpecFuseChatModel(members=[ScriptedMember("Yes.", name="a")])
     with pytest.raises(UsageError, match=message):
         llm.invoke("?", checks=given)
+
+
+@pytest.mark.parametrize("name", ["guardrails", "guardrail_config"])
+def test_what_other_chat_models_call_guardrails_is_explained(name: str) -> None:
+    with pytest.raises(UsageError) as error:
+        SpecFuseChatModel(members=[NAMED], **{name: {"guardrailIdentifier": "x"}})
+    assert "checks=[...]" in error.value.__notes__[0]
