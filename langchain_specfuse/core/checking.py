@@ -433,13 +433,14 @@ class Checking:
         """Exclude every other first token that the check refuses too. They are known from the reply
         to a job that excluded some, so this computes nothing."""
         redraft = self._redraft
-        others = item.draft.others
-        is_here = len(item.before.text) == cut
+        # the fault may show only once another draft has completed a word that was held back
+        writer = self._writer_at(item, cut)
+        others = writer.draft.others
+        is_here = len(writer.before.text) == cut
         if redraft is None or not others or not is_here or not _is_plain(fault.check.function):
             return
-        before = item.before.text[:cut]
         jobs = [
-            CheckJob(fault.check, before + text, text, item.author, ended=False)
+            CheckJob(fault.check, writer.before.text + text, text, writer.author, ended=False)
             for _, text in others
         ]
         verdicts = yield from self._asked(jobs, item.before)
@@ -449,7 +450,7 @@ class Checking:
             if verdict.reason is not None
         ]
         if len(refused) < len(others):
-            redraft.excluded.setdefault(item.author, set()).update(refused)
+            redraft.excluded.setdefault(writer.author, set()).update(refused)
 
     def _ask_others(self, panel: Panel, written: Mapping[str, Written]) -> bool:
         """Let the members draft that have not been asked at this place, if there are any."""

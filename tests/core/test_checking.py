@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from langchain_specfuse.core.checks import Check, as_check
 from langchain_specfuse.core.options import Settings
-from langchain_specfuse.core.values import DraftJob, Panelist
+from langchain_specfuse.core.values import Draft, DraftJob, Panelist
 from langchain_specfuse.errors import CheckError
 
 from .play import play, speakers
@@ -153,6 +153,26 @@ def test_a_draft_is_cut_before_its_fault_and_goes_on_with_another_token():
     # every twelfth token of this writer is a fault
     assert cuts > 40
     assert written < 1.6 * agreed
+
+
+def test_all_first_words_that_a_check_refuses_are_excluded_at_once():
+    words = [*(f" {letter}x" for letter in "ABCDEFGHIJKLMNOPQRST"), " sun"]
+
+    def word_by_word(job, _):
+        """A word is refused only once the next one shows that it is whole."""
+        legal = [token for token in range(len(words)) if token not in job.excluded]
+        text = words[legal[0]]
+        others = tuple((token, words[token]) for token in legal[1:]) if job.excluded else ()
+        return Draft(text, False, (legal[0],), None, ends=(len(text),), others=others)
+
+    check, _ = CLOSED["letters"]
+    played = play(
+        {"m": word_by_word},
+        Settings(checks=[check], max_tokens=3, redrafts=4),
+        [Panelist("m", excludes=True)],
+    )
+    assert played.error is None
+    assert played.text == " sun sun sun"
 
 
 def test_in_vain_raises_an_error_that_names_the_check_and_has_what_was_streamed():
