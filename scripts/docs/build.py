@@ -280,7 +280,7 @@ def measured(make: Callable[[Any], str], script: str) -> str:
     """A table of the last results of a benchmark or study."""
     file = ROOT / f"{script}.json"
     if not file.exists():
-        return tables.NOTHING
+        return tables.nothing(script)
     return make(json.loads(file.read_text()))
 
 

@@ -15,7 +15,10 @@ import member_sets
 Result = Mapping[str, Any]
 Results = Sequence[Result]
 
-NOTHING = "No results yet: `make bench` writes them.\n"
+
+def nothing(script: str) -> str:
+    """What stands in place of a table whose results do not exist yet."""
+    return f"*No results yet: `{script}.py` writes them.*\n"
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
@@ -398,7 +401,7 @@ CHECKED = {
 def checked(results: Mapping[str, Result], name: str) -> str:
     """Answers with checks, against the lead alone."""
     if name not in results:
-        return NOTHING
+        return nothing("studies/checked")
     rows = {row["way"]: row for row in results[name]["rows"] if row["kind"] == "all"}
     noun = "obey" if name == "rules" else "right"
     heads = ("way", noun, "ended by a check", "won", "lost", "p", "passes", "seconds", "first text")
@@ -433,7 +436,7 @@ def skills(results: Mapping[str, Result], members: str) -> str:
         if world["about"]["arguments"].get("members", "tiny") == members
     ]
     if not worlds:
-        return NOTHING
+        return nothing("studies/specialists")
     marks = {
         way: "".join(world["ways"][way]["marks"].replace(" ", "") for world in worlds)
         for way in worlds[0]["ways"]
