@@ -13,7 +13,7 @@ from serve.conftest import BLUE, PATH, QUESTION, WIDE, ensemble, events, serving
 from serve.test_leaving import LONG, Paced
 from serve.test_refusals import SECRET, Telling
 
-from langchain_specfuse import ScriptedMember, Trace, TraceCallbackHandler
+from langchain_specfuse import ScriptedMember, Trace, TraceCallbackHandler, checks
 from langchain_specfuse.serve import Limits
 
 from .runs import HOSTILE
@@ -165,6 +165,21 @@ def test_stop_cancels_on_the_server_and_keeps_what_was_there(serve, opened):
     paced.turns.release(100)
     assert endpoint.idle() and one.text("#error") == "The answer broke off: you stopped it"
     assert one.page.evaluate("document.activeElement.id") == "words"
+
+
+@pytest.mark.parametrize("shown", [False, True], ids=["hidden", "show_rejected"])
+def test_what_checks_refused_is_on_the_page_only_if_the_server_shows_it(serve, opened, shown):
+    llm = ensemble("We guarantee it all.", "We hope so.", checks=[checks.forbids("guarantee")])
+    one = opened(url=serve(llm, show_rejected=shown).url)
+    ask(one, "Well?", state="visible")
+    one.page.wait_for_selector("#stop", state="hidden")
+    assert "".join(one.texts(".segment")) == "We hope so."
+    assert "checks refused 1 draft" in one.text("#summary")
+    why = "contains 'guarantee'"
+    row = one.page.locator("#checks tbody tr").last.inner_text()
+    assert why in row and ("We guarantee it all." in row) == shown
+    everything = one.page.content().replace(why, "").replace("forbids('guarantee')", "")
+    assert ("guarantee" in everything) == shown
 
 
 IN_VIEW = """one => {
