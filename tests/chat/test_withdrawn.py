@@ -5,6 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from langchain_specfuse import (
+    CheckError,
+    ScriptedMember,
+    SpecFuseChatModel,
+    TraceCallbackHandler,
+    checks,
+)
 from langchain_specfuse.chat.chunks import AnswerChunks
 from langchain_specfuse.chat.report import Summary
 from langchain_specfuse.core.round import Rejection, Round
@@ -101,3 +111,54 @@ def test_drafts_that_were_drawn_again_are_drafted_and_discarded() -> None:
     fixed = a_round(1, [" We", " hope"], rejected=(again, again, cut), finish="stop")
     details = message_of(fixed).usage_metadata["output_token_details"]
     assert (details["drafted"], details["discarded"]) == (8, 6)
+
+
+# --- whole answers of the loop --------------------------------------------------------------------
+
+WORDS = st.lists(
+    st.sampled_from(["so", "bad", "good", "it", "is.", "Yes,"]), min_size=1, max_size=9
+)
+
+
+@settings(max_examples=60)
+@given(
+    texts=st.lists(WORDS.map(" ".join), min_size=1, max_size=3),
+    place=st.sampled_from(["segment", "sentence", "line", "answer"]),
+    how=st.sampled_from(["raise", "end", "keep"]),
+    segment=st.sampled_from(["draft", "answer"]),
+    size=st.integers(1, 5),
+)
+def test_all_counts_of_an_answer_agree(
+    texts: list[str], place: Any, how: str, segment: str, size: int
+):
+    members = [ScriptedMember(text, name=f"m{at}") for at, text in enumerate(texts)]
+    llm = SpecFuseChatModel(
+        members=members,
+        segment_tokens=size,
+        checks=[checks.at(place, checks.forbids("bad"))],
+        on_failure=how,
+        segment=segment,
+        logprobs=True,
+    )
+    recorder = TraceCallbackHandler()
+    config = {"callbacks": [recorder]}
+    try:
+        message = joined(list(llm.stream("Well?", config)))
+    except CheckError:
+        return
+    rounds = recorder.trace.rounds
+    assert message.text == recorder.trace.answer
+    usage = message.usage_metadata
+    details = usage["output_token_details"]
+    assert details["drafted"] - details["discarded"] == usage["output_tokens"]
+    assert details["discarded"] >= 0
+    tokens = message.response_metadata["logprobs"]["content"]
+    assert "".join(token["token"] for token in tokens) == message.text
+    standing = ""
+    for item in rounds:
+        assert standing.endswith(item["withdrawn"])
+        standing = standing.removesuffix(item["withdrawn"]) + item["segment"]
+    assert standing.startswith(message.text)
+    rejected = sum(len(item["rejected"]) for item in rounds)
+    counted = message.response_metadata["specfuse"]["checks"]["forbids('bad')"]
+    assert (rejected > 0) <= (counted["rejected"] > 0)
