@@ -32,8 +32,8 @@ Marks: TypeAlias = Mapping[str, int]
 SAMPLED = 0.7
 """The least temperature of a draft that is drawn again."""
 SHORT = 2
-"""After a fault, drafts have this many tokens, and one more each time. What stands behind a fault
-is computed in vain."""
+"""After a fault, drafts have this many tokens, and one more each time, up to half the usual length.
+What stands behind a fault is computed in vain, and one fault is seldom the last."""
 SEARCHED = ("segment", "sentence", "line")
 """Checks at these places are asked about the beginnings of a draft, to find its fault."""
 SEED_STEP = 7919
@@ -587,9 +587,8 @@ class Checking:
         answer = replace(after, shown=shown, verified=shown, released=released)
         self._written = [other for other in [*self._written, item] if len(other.after.text) > shown]
         if self._length is not None:
-            self._length += 1
-            if self._length >= self._settings.segment_tokens:
-                self._length = None
+            longest = max(SHORT, self._settings.segment_tokens // 2)
+            self._length = min(self._length + 1, longest)
         if self._redraft is not None and shown > self._redraft.at:
             self._redraft = None
             self._others_asked = False
