@@ -180,9 +180,11 @@ class Run:
         try:
             if self._checker is not None:
                 self._checker.close()
-            self._forget(self._members)
-        finally:  # or the others would wait for this answer
-            self._admission.leave(self)
+        finally:
+            try:  # also if an interrupt has arrived meanwhile
+                self._forget(self._members)
+            finally:  # or the others would wait for this answer
+                self._admission.leave(self)
 
     def _begin(self) -> None:
         if not self._over:

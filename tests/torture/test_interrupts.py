@@ -7,6 +7,7 @@ once more, from another thread. Cancelled tasks are in ``engine/test_drive.py``.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import sys
 import threading
@@ -16,7 +17,7 @@ from concurrent.futures import _base, thread
 import pytest
 
 from langchain_specfuse import ScriptedMember, SpecFuseChatModel
-from langchain_specfuse.engine import Ensemble
+from langchain_specfuse.engine import Ensemble, checker
 from tests.chat.conftest import BLUE, WIDE
 
 # Python reports an interrupt in a finalizer and continues.
@@ -31,12 +32,21 @@ SYNC = {
 }
 
 
+def read_the_first_chunk(llm):
+    stream = llm.stream(QUESTION)
+    next(stream)
+    stream.close()
+
+
+WAYS = {**SYNC, "close": read_the_first_chunk}
+
+
 class Case:
     """Members that no other test uses, and the chat model of them."""
 
-    def __init__(self):
+    def __init__(self, *checks):
         self.members = [ScriptedMember(BLUE, name="a"), ScriptedMember(WIDE, name="b")]
-        self.llm = SpecFuseChatModel(members=self.members, segment_tokens=4)
+        self.llm = SpecFuseChatModel(members=self.members, segment_tokens=4, checks=list(checks))
 
     def wrong_afterwards(self):
         """Return what has changed: the next answer, or state that members hold of queries."""
@@ -44,7 +54,7 @@ class Case:
 
         def ask():
             try:
-                answers.append(str(self.llm.invoke(QUESTION).text))
+                answers.append(str(self.llm.invoke(QUESTION, checks=[]).text))
             except Exception as error:
                 answers.append(repr(error))
 
@@ -61,11 +71,11 @@ class Case:
         return None
 
 
-def strike_all(strikes):
+def strike_all(strikes, *checks):
     """Run every interrupt on members of its own; return how many arrived."""
     struck = 0
     for strike in strikes:
-        case = Case()
+        case = Case(*checks)
         struck += strike(case)
         assert case.wrong_afterwards() is None
     return struck
@@ -75,10 +85,11 @@ def strike_all(strikes):
 
 
 class AtEntry:
-    """Raises KeyboardInterrupt at the n-th entry of a function, like a signal at that moment."""
+    """Raises KeyboardInterrupt at the n-th entry of a function, like a signal at that moment. With
+    a file, only its functions count."""
 
-    def __init__(self, number, way):
-        self.number, self.count, self.first_of = number, 0, {}
+    def __init__(self, number, way, file=None):
+        self.number, self.count, self.first_of, self.file = number, 0, {}, file
         # LangChain's batch has a pool of threads, and the pool's own locks do not survive it: not a
         # fault of ours.
         self.spared = (
@@ -86,7 +97,8 @@ class AtEntry:
         )
 
     def __call__(self, frame, event, _):
-        if event == "call" and frame.f_code.co_filename not in self.spared:
+        file = frame.f_code.co_filename
+        if event == "call" and file not in self.spared and self.file in (None, file):
             self.count += 1
             self.first_of.setdefault(frame.f_code, self.count)
             if self.count == self.number:
@@ -102,22 +114,22 @@ class AtEntry:
             sys.settrace(before)
 
 
-def interrupted_at_entry(case, way, number):
+def interrupted_at_entry(case, way, number, file=None):
     try:
-        with AtEntry(number, way).watching():
-            SYNC[way](case.llm)
+        with AtEntry(number, way, file).watching():
+            WAYS[way](case.llm)
     # conditions of the standard library may turn it into another error
     except (KeyboardInterrupt, Exception):
         return True
     return False  # a finalizer caught it
 
 
-def entries(way):
+def entries(way, *checks, file=None):
     """Count the entries of functions in the caller's thread during one answer."""
-    SYNC[way](Case().llm)  # work that is done once per process does not count
-    case, watch = Case(), AtEntry(0, way)
+    WAYS[way](Case(*checks).llm)  # work that is done once per process does not count
+    case, watch = Case(*checks), AtEntry(0, way, file)
     with watch.watching():
-        SYNC[way](case.llm)
+        WAYS[way](case.llm)
     return watch
 
 
@@ -128,6 +140,19 @@ EVERY = [pytest.param(way, 1, marks=pytest.mark.long) for way in SYNC]
 def test_an_interrupt_at_the_entry_of_any_function_changes_no_later_answer(way, step):
     numbers = range(1, entries(way).count + 1, step)
     assert strike_all(lambda case, n=n: interrupted_at_entry(case, way, n) for n in numbers) > 10
+
+
+async def lingers(text):
+    """A check that passes the first segment and never returns for a longer text."""
+    if len(text.split()) > 4:
+        await asyncio.sleep(PATIENCE_S)
+
+
+def test_an_interrupt_while_checks_are_cancelled_changes_no_later_answer():
+    file = checker.__file__
+    numbers = range(1, entries("close", lingers, file=file).count + 1)
+    strikes = (lambda case, n=n: interrupted_at_entry(case, "close", n, file) for n in numbers)
+    assert strike_all(strikes, lingers) > 3
 
 
 @pytest.mark.parametrize("way", ["invoke", "stream"])
