@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from langchain_specfuse import checks
+from langchain_specfuse import CheckError, TraceCallbackHandler, checks
+from langchain_specfuse.serve.responses import Rounds
 
 from .conftest import ensemble, events
 
@@ -96,3 +100,34 @@ def test_an_answer_that_a_check_ended_has_openais_finish_reason(serve: Any) -> N
 def test_a_request_cannot_change_the_checks(serve: Any, name: str) -> None:
     response = serve(promising()).ask(**{name: []})
     assert response.status_code == 400 and name in response.json()["error"]["message"]
+
+
+WORDS = st.lists(
+    st.sampled_from(["so", "bad", "good", "it", "is.", "Yes,"]), min_size=1, max_size=9
+)
+
+
+@settings(max_examples=60)
+@given(
+    texts=st.lists(WORDS.map(" ".join), min_size=1, max_size=3),
+    place=st.sampled_from(["segment", "sentence", "line", "answer"]),
+    how=st.sampled_from(["raise", "end"]),
+    segment=st.sampled_from(["draft", "answer"]),
+    size=st.integers(1, 5),
+)
+def test_no_round_has_refused_text_wherever_a_check_is_asked(
+    texts: list[str], place: Any, how: str, segment: str, size: int
+) -> None:
+    check = checks.at(place, lambda text: "no" if "bad" in text else None, name="tone")
+    llm = ensemble(*texts, checks=[check], on_failure=how, segment=segment, segment_tokens=size)
+    recorder = TraceCallbackHandler()
+    rounds = Rounds("m", recorder)
+    sent: list[Any] = []
+    try:
+        for chunk in llm.stream("Well?", {"callbacks": [recorder]}):
+            sent += rounds.add(chunk)
+    except CheckError:
+        pass
+    else:
+        sent.append(rounds.whole())
+    assert "bad" not in json.dumps(sent)
