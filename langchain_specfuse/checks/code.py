@@ -63,6 +63,7 @@ def python(tests: str | None = None, examples: bool = True, timeout: float = 10)
         at="answer",
         timeout_s=limit + 10,  # a machine under load starts processes late
         judges_reasoning=False,
+        judges_calls=False,
         identity=repr(function),
     )
 

@@ -35,7 +35,7 @@ def json_schema(schema: Any) -> Check:
     It is asked when the answer is complete, and nothing is streamed before.
     """
     if callable(getattr(schema, "model_validate_json", None)):
-        return Check(ValidFor(schema), "json_schema", at="answer", judges_reasoning=False)
+        return _check(ValidFor(schema), "")
     if not isinstance(schema, Mapping) or not _KEYWORDS & schema.keys():
         error = UsageError(f"expected a JSON schema or a pydantic class, got {schema!r:.200}")
         raise advised(error, "a schema says at least its 'type', for example {'type': 'object'}")
@@ -46,8 +46,18 @@ def json_schema(schema: Any) -> Check:
         raise advised(wrong, "use only dicts, lists, texts, numbers, booleans and None") from error
     validator_of(text, _WHERE)  # raises if the schema is not valid
     function = ValidUnder(text)
-    identity = repr(function)
-    return Check(function, "json_schema", at="answer", judges_reasoning=False, identity=identity)
+    return _check(function, repr(function))
+
+
+def _check(function: Any, identity: str) -> Check:
+    return Check(
+        function,
+        "json_schema",
+        at="answer",
+        judges_reasoning=False,
+        judges_calls=False,
+        identity=identity,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,4 +192,11 @@ def _excess(count: int, limit: int, noun: str) -> str | None:
 def _ready(
     function: Any, name: str, *, at: Any = "segment", judges_reasoning: bool = False
 ) -> Check:
-    return Check(function, name, at=at, judges_reasoning=judges_reasoning, identity=repr(function))
+    return Check(
+        function,
+        name,
+        at=at,
+        judges_reasoning=judges_reasoning,
+        judges_calls=False,
+        identity=repr(function),
+    )

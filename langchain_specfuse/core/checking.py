@@ -34,6 +34,9 @@ SAMPLED = 0.7
 SHORT = 2
 """After a fault, drafts have this many tokens, and one more each time, up to half the usual length.
 What stands behind a fault is computed in vain, and one fault is seldom the last."""
+MANY = 8
+"""If a check refuses at least so many words and lets none pass, the answer ends."""
+SENTENCE_ENDS = frozenset(".!?。！？")
 SEARCHED = ("segment", "sentence", "line")
 """Checks at these places are asked about the beginnings of a draft, to find its fault."""
 SEED_STEP = 7919
@@ -361,8 +364,10 @@ class Checking:
         if not is_new and self._attempts > self._settings.redrafts:
             if not self._ask_others(panel, written):
                 return (yield from self._in_vain(answer, fault, panel))
-        elif not is_new:
-            yield from self._exclude_more(item, cut, fault, panel)
+        elif not is_new and (yield from self._exclude_more(item, cut, fault)):
+            ended = yield from self._ended(item, cut)
+            if ended is not None:
+                return ended
         return (yield from self._restart(item, cut, fault))
 
     def _cut_of(self, item: Written, fault: Fault) -> Steps:
@@ -429,28 +434,52 @@ class Checking:
             self._redraft.is_sampled = True
         self._length = SHORT if fault.check.at in SEARCHED else None
 
-    def _exclude_more(self, item: Written, cut: int, fault: Fault, panel: Panel) -> Steps:
+    def _exclude_more(self, item: Written, cut: int, fault: Fault) -> Steps:
         """Exclude every other first token that the check refuses too. They are known from the reply
-        to a job that excluded some, so this computes nothing."""
-        redraft = self._redraft
+        to a job that excluded some, so this computes nothing. Returns whether the check refuses
+        every word."""
         # the fault may show only once another draft has completed a word that was held back
-        writer = self._writer_at(item, cut)
+        redraft, writer = self._redraft, self._writer_at(item, cut)
         others = writer.draft.others
         is_here = len(writer.before.text) == cut
         if redraft is None or not others or not is_here or not _is_plain(fault.check.function):
-            return
+            return False
+        before = writer.before.text
         jobs = [
-            CheckJob(fault.check, writer.before.text + text, text, writer.author, ended=False)
+            CheckJob(fault.check, before + text, text, writer.author, ended=False)
             for _, text in others
         ]
         verdicts = yield from self._asked(jobs, item.before)
-        refused = [
-            token
-            for (token, _), verdict in zip(others, verdicts, strict=True)
-            if verdict.reason is not None
-        ]
+        pairs = list(zip(others, verdicts, strict=True))
+        refused = {token for (token, _), verdict in pairs if verdict.reason is not None}
+        words = {token for (token, text), _ in pairs if _begins_word(text)}
+        no_word_passes = len(words) >= MANY and words <= refused
+        ends = {token for (token, text), _ in pairs if text.strip() in SENTENCE_ENDS} - refused
+        if no_word_passes and ends and before[-1:].isalnum():
+            # the sentence may still get its full stop
+            refused = {token for token, _ in others} - ends
+            no_word_passes = False
         if len(refused) < len(others):
             redraft.excluded.setdefault(writer.author, set()).update(refused)
+        return no_word_passes
+
+    def _ended(self, item: Written, cut: int) -> Steps:
+        """The end of the answer at the cut, for a check that lets no word follow, such as
+        ``max_words``. None if the answer may not end there."""
+        writer = self._writer_at(item, cut)
+        text = writer.before.text
+        if not text or not writer.before.referee.may_end(text):
+            return None
+        base = replace(writer.before, shown=item.before.shown, released="")
+        end = Draft("", ended=True)
+        faults = yield from self._faults(
+            {writer.author: Written.of(base, writer.marks, end, writer.author)}
+        )
+        if faults:
+            return None
+        if writer is not item:
+            base = self._withdrawn_to(item, writer, end)
+        return Outcome(base, {writer.author: end}, is_repaired=True)
 
     def _ask_others(self, panel: Panel, written: Mapping[str, Written]) -> bool:
         """Let the members draft that have not been asked at this place, if there are any."""
@@ -616,7 +645,7 @@ def _places(check: Check, answer: Answer) -> tuple[list[int], int]:
     if check.at == "answer":
         if not is_over:
             return [], 0
-        if in_calls and not text[:spoken].strip():
+        if in_calls and not (check.judges_calls and text[:spoken].strip()):
             return [], len(text)
         return [spoken], len(text)
     places, hold = places_in(check.at, text[:spoken], is_over or in_calls)
@@ -672,6 +701,11 @@ def _part_of(draft: Draft, at: int) -> Draft:
         ends=draft.ends and draft.ends[:count],
         others=(),
     )
+
+
+def _begins_word(text: str) -> bool:
+    """Whether a token begins a new word, instead of continuing the last one."""
+    return text[:1].isspace() and any(map(str.isalnum, text))
 
 
 def _is_plain(function: Any) -> bool:

@@ -60,6 +60,9 @@ class Check:
     timeout_s: float = TIMEOUT_S
     judges_reasoning: bool = True
     """Whether it is asked about reasoning that is shown, too."""
+    judges_calls: bool = True
+    """At ``answer``: whether it is asked about a turn that ends in tool calls, which is not the
+    final answer."""
     identity: str = ""
     """A text that is equal for equal checks in every process, if there is one."""
 

@@ -15,6 +15,7 @@ from langchain_specfuse import (
     ScriptedMember,
     SpecFuseCallbackHandler,
     SpecFuseChatModel,
+    checks,
 )
 from langchain_specfuse.core.checks import Check
 
@@ -150,6 +151,13 @@ def test_checks_of_text_see_no_calls():
     assert llm.invoke("x").tool_calls
     assert all("{" not in text for text in asked)
     assert asked[-1] == "I pay. "
+
+
+def test_a_turn_that_calls_a_tool_is_not_the_final_answer_of_a_required_pattern():
+    llm = llm_of(PAYS[50], checks=[checks.requires("Sources:")], redrafts=0).bind_tools([pay])
+    assert llm.invoke("x").tool_calls
+    with pytest.raises(CheckError):
+        llm_of("I paid.", checks=[checks.requires("Sources:")], redrafts=0).invoke("x")
 
 
 class Person(BaseModel):
