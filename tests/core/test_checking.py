@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis
 from hypothesis import strategies as st
 
+from langchain_specfuse.checks import max_words
 from langchain_specfuse.core.checks import Check, as_check
 from langchain_specfuse.core.options import Settings
 from langchain_specfuse.core.values import Draft, DraftJob, Panelist
@@ -173,6 +174,21 @@ def test_all_first_words_that_a_check_refuses_are_excluded_at_once():
     )
     assert played.error is None
     assert played.text == " sun sun sun"
+
+
+@pytest.mark.parametrize("segment", [1, 3, 10])
+def test_an_answer_ends_where_a_rule_of_length_lets_no_word_follow(segment):
+    full_stops = 0
+    for seed in range(20):
+        writers, panel = typists(1, seed, length=100)
+        settings = Settings(checks=[max_words(12)], segment_tokens=segment, max_tokens=150)
+        played = play(writers, settings, panel)
+        assert played.error is None
+        assert max_words(12).function(played.text) is None
+        assert len(played.text.split()) >= 8
+        assert played.rounds[-1].finish == "stop"
+        full_stops += played.text.rstrip()[-1] in ".!"
+    assert full_stops > 10
 
 
 def test_in_vain_raises_an_error_that_names_the_check_and_has_what_was_streamed():
