@@ -5,6 +5,7 @@ import math
 import random
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -64,6 +65,20 @@ def write(family, query, size=4, turns=3, how=Sampling()):  # noqa: B008
             name: draft.tokens for name, draft in drafts.items() if draft.text == won.text
         }
         answer = (*answer, Segment(won.text, False, tokens_by_author))
+
+
+def test_members_of_one_adapter_exclude_first_tokens_each_for_itself(family):
+    made = family()
+    _, first, _, brief = made.members
+    query = tiny.query()
+    jobs = [(member, DraftJob(query, (), 6, 64, Sampling())) for member in (first, brief)]
+    plain, other = made.replies("draft", jobs)
+    restricted = replace(jobs[0][1], excluded=plain.tokens[:1])
+    together = made.replies("draft", [(first, restricted), jobs[1]])
+    assert made.worst < NEAR
+    assert together[0].tokens[0] != plain.tokens[0]
+    assert together[0].others and not together[1].others
+    assert together[1].tokens == other.tokens
 
 
 def draft_jobs(members, query, answer=(), size=4):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from langchain_specfuse.core.values import Constraint, Draft, DraftJob, Sampling, Segment
+from langchain_specfuse.members.local import strands
 from langchain_specfuse.members.local.logits import end_logprobs, logprobs_of, sample
 
 from .. import tiny
@@ -189,10 +189,28 @@ def test_text_that_was_withdrawn_costs_one_token_at_most(arch):
         assert draft.tokens == drafted(tiny.member(arch, 1), shorter).tokens
 
 
-def test_few_logits_are_kept_whatever_the_number_of_drafts():
-    member = tiny.member("llama", 1)
-    row = 4 * member.cache.weights.vocabulary_size
-    for _ in range(40):
-        drafted(member, job_of(size=60))
-    assert member.cache.recent.bytes <= 512 * row
-    assert not math.isnan(member.cache.bytes_held)
+def test_few_logits_are_kept_and_none_of_a_forgotten_query(monkeypatch):
+    member = tiny.member("llama", 1, prefix_cache=False)
+    most = 6 * 4 * member.cache.weights.vocabulary_size
+    monkeypatch.setattr(strands, "RECENT_BYTES", most)
+    jobs = [job_of(size=8) for _ in range(4)]
+    held = []
+    for job in jobs:
+        assert len(drafted(member, job).tokens) > 1
+        held.append(member.cache.recent.bytes)
+    assert 0 < min(held) <= max(held) == most
+    for job in jobs:
+        member.forget(job.query.id)
+    assert member.cache.recent.bytes == member.cache.bytes_held == 0
+
+
+def test_without_the_logits_one_token_is_read_again(monkeypatch):
+    job = cut_drafts(tiny.member("llama", 2))[0]
+    member = tiny.member("llama", 2)
+    monkeypatch.setattr(strands, "RECENT_BYTES", 0)
+    drafted(member, replace(job, answer=(), excluded=()))
+    draft, new = drafted(member, job), drafted(tiny.member("llama", 2), job)
+    context = len(member.prompts.prompt(job.query.turns)) + len(job.answer[0].tokens[member.name])
+    assert draft.effort.reused == context - 1
+    assert draft.effort.read == new.effort.read - draft.effort.reused
+    assert draft.tokens == new.tokens
