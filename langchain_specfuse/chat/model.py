@@ -507,8 +507,11 @@ class SpecFuseChatModel(Options, BaseChatModel):
     def __repr_args__(self) -> Any:
         yield "members", names_of(self.members)
         yield "verifiers", names_of(self.verifiers)
+        hidden = {"members", "verifiers", "profile", "metadata"}
+        if not self.checks:
+            hidden.add("checks")
         for name, value in super().__repr_args__():
-            if name not in ("members", "verifiers", "profile", "metadata"):
+            if name not in hidden:
                 yield name, value
 
     def unload(self) -> None:
