@@ -92,3 +92,23 @@ def test_a_child_forked_while_threads_ask_gets_an_error():
         for asker in askers: asker.join()
     """)
     assert printed.count("was forked from") == 12
+
+
+def test_a_child_forked_while_checks_are_asked_gets_an_error_and_the_parent_goes_on():
+    printed = output("""
+        import asyncio
+        async def lingers(text):
+            await asyncio.sleep(0.3 if text.endswith("is") else 0)
+        checks = [lingers, lambda text: None]
+        child(lambda: print(one.invoke("How is it?", checks=checks).text))
+        stream = one.stream("How is it?", segment_tokens=1, checks=checks)
+        first = next(stream).text
+        child(lambda: print(next(stream).text))
+        child(lambda: (stream.close(), print("closed")))
+        child(lambda: print(one.invoke("And now?", checks=checks).text))
+        print(first + "".join(chunk.text for chunk in stream))
+    """)
+    assert printed.startswith("The sky is blue.\n")
+    assert printed.count("was forked from one whose members had been at work") == 2
+    assert "closed\n" in printed
+    assert printed.endswith("The sky is blue.\n")
