@@ -534,7 +534,7 @@ class Checking:
             answer = writer.before
             self._written = self._written[:index]
         self._marks = marks
-        return replace(answer, shown=shown, released="")
+        return replace(answer, shown=shown, verified=shown, released="")
 
     def _writer_at(self, item: Written, cut: int) -> Written:
         """The draft that continues the answer at this place."""

@@ -152,7 +152,7 @@ def answers(query: Query, settings: Settings, panel: Panel, referee: Referee = F
             if voter.name in passing:
                 tally.count(voter, _result(result_of, answer.text + new[voter.name].text))
     if is_refused(settings, clock, drafts):
-        yield refused_round(1, panel, before, answer, drafts, clock, checking)
+        yield refused_round(1, panel, before, answer, drafts, clock, checking, answer.text)
         return
     agreed = tally.winners()
     if not agreed and settings.on_failure == "raise":

@@ -68,7 +68,7 @@ def rounds(query: Query, settings: Settings, panel: Panel, referee: Referee = FR
                 panel, query, settings, answer, number, clock, checking
             )
             if is_refused(settings, clock, drafts):
-                yield refused_round(number, panel, before, answer, drafts, clock, checking)
+                yield refused_round(number, panel, before, answer, drafts, clock, checking, agreed)
                 return
             checked = yield from checking.judged(answer, drafts, panel)
             clock.lap_checks(checking)
@@ -143,7 +143,8 @@ def call_for_drafts(
     checking: Checking,
 ) -> Generator[Ask, Replies, tuple[Panel, dict[str, Draft]]]:
     """The drafts of all members, or of the lead alone if its draft is agreed without a vote. After
-    a draft that failed a check, those that draft again. Failed members leave the panel."""
+    a draft that failed a check, those that draft again; the others only if none of these can.
+    Failed members leave the panel."""
     has_vote = len(panel.drafters) > 1
     if panel.lead is not None and settings.method.margin == math.inf:
         has_vote = False
@@ -164,7 +165,8 @@ def call_for_drafts(
     replies = yield Ask(jobs, number)
     clock.lap("draft", replies)
     others = [name for name in panel.drafters if name not in replies]
-    if redrafting or (settings.refusals == "any" and clock.refusals):
+    has_redraft = bool(redrafting) and any(isinstance(reply, Draft) for reply in replies.values())
+    if has_redraft or (settings.refusals == "any" and clock.refusals):
         others = []
     if others and not is_agreed_alone(panel, settings.method, replies[first[0]], answer):
         job = replace(job, stop=(), new_requests=not clock.budget.is_spent)
@@ -223,6 +225,7 @@ def refused_round(
     drafts: Mapping[str, Draft],
     clock: Clock,
     checking: Checking,
+    agreed: str,
 ) -> Round:
     """The last round of an answer that ends in a refusal: the lead's refusal, or that of the member
     with the most weight."""
@@ -253,7 +256,7 @@ def refused_round(
         refusals=clock.refusals,
         left=panel.left[len(before.left) :],
         rejected=tuple(checking.rejected),
-        withdrawn="" if checking.is_idle else answer.text[answer.shown :],
+        withdrawn="" if checking.is_idle or number == 1 else agreed[answer.shown :],
         checks=checking.counts,
         finish="refusal",
         efforts=clock.efforts,

@@ -1,5 +1,7 @@
 """What the user's checks do in the loop: nothing is shown before it has passed."""
 
+import itertools
+import random
 import re
 
 import pytest
@@ -10,8 +12,15 @@ from hypothesis import strategies as st
 from langchain_specfuse.checks import max_words
 from langchain_specfuse.core.checks import Check, as_check
 from langchain_specfuse.core.options import Settings
-from langchain_specfuse.core.values import Draft, DraftJob, Panelist
-from langchain_specfuse.errors import CheckError
+from langchain_specfuse.core.values import (
+    BUDGET,
+    REFUSAL,
+    Draft,
+    DraftJob,
+    Failure,
+    Panelist,
+)
+from langchain_specfuse.errors import CheckError, EnsembleError
 
 from .play import play, speakers
 from .typist import Typist
@@ -305,3 +314,99 @@ def test_segments_without_what_was_withdrawn_are_the_answer(
     else:
         assert isinstance(played.error, CheckError), played.error
         assert kept.startswith(played.text)
+
+
+# --- members that fail or refuse while they draft again -------------------------------------------
+
+
+def failing_at(number, text, kind="error"):
+    """A speaker that fails from its draft with this number on."""
+    speaker, drafts = speakers(m=text)["m"], []
+
+    def reply(job, round):
+        if isinstance(job, DraftJob):
+            drafts.append(job)
+            if len(drafts) >= number:
+                return Failure(kind, "cannot go on")
+        return speaker(job, round)
+
+    return reply
+
+
+@pytest.mark.parametrize("kind", ["error", "timeout", "overflow", REFUSAL])
+@pytest.mark.parametrize("lead", [None, "a"])
+def test_the_others_go_on_where_the_member_that_drafts_again_cannot(kind, lead):
+    """The second draft of b passes. Without a lead, b is asked again because a fails."""
+    drafts = iter(["guarantee"] * (lead is None) + ["hope that it works"])
+    members = {
+        "a": failing_at(2, "guarantee that it works", kind),
+        "b": lambda job, _: Draft(next(drafts), ended=True),
+    }
+    settings = Settings(checks=[forbids("guarantee")], lead=lead, redrafts=1)
+    played = play(members, settings, [Panelist(name, scores=False) for name in members])
+    assert played.error is None
+    assert played.text == "hope that it works"
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    members=st.integers(1, 3),
+    on_failure=st.sampled_from(["raise", "end", "keep"]),
+    place=st.sampled_from(["segment", "sentence", "line", "answer"]),
+    kinds=st.lists(st.sampled_from(["error", "overflow", REFUSAL, BUDGET]), min_size=1),
+    refusals=st.sampled_from(["any", "outvoted"]),
+)
+@hypothesis(max_examples=150, deadline=None)
+def test_errors_and_withdrawals_tell_what_was_streamed_whatever_members_do(
+    seed, members, on_failure, place, kinds, refusals
+):
+    writers, panel = typists(members, seed)
+    rng = random.Random(seed)
+
+    def unreliable(writer):
+        def reply(job, round):
+            if rng.random() < 0.1:
+                return Failure(rng.choice(kinds), "a cat, a dog")
+            return writer(job, round)
+
+        return reply
+
+    checks = [at(place, forbids("rant|,")), as_check(forbids("dog"))]
+    settings = Settings(
+        checks=checks, segment_tokens=5, max_tokens=50, on_failure=on_failure, refusals=refusals
+    )
+    played = play({name: unreliable(writer) for name, writer in writers.items()}, settings, panel)
+    kept = ""
+    for round in played.rounds:
+        assert kept.endswith(round.withdrawn)
+        kept = kept[: len(kept) - len(round.withdrawn)]
+        kept += round.segment.text + round.forced
+    if played.error is None:
+        assert kept == played.text
+    else:
+        assert isinstance(played.error, CheckError | EnsembleError), played.error
+        assert played.error.text == played.text
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    members=st.integers(1, 3),
+    segment=st.integers(1, 8),
+    redrafts=st.integers(0, 4),
+    moods=st.lists(st.sampled_from(["", "", "", "no"]), min_size=1, max_size=7),
+    places=st.lists(
+        st.sampled_from(["segment", "sentence", "line", "block", "answer"]), min_size=1, max_size=3
+    ),
+)
+@hypothesis(max_examples=100, deadline=None)
+def test_drafts_are_bounded_whatever_the_checks_say(
+    seed, members, segment, redrafts, moods, places
+):
+    """Also if checks answer differently each time they are asked."""
+    moody = itertools.cycle(moods)
+    writers, panel = typists(members, seed)
+    checks = [Check(lambda text: next(moody) or None, f"c{i}", at=p) for i, p in enumerate(places)]
+    settings = Settings(checks=checks, segment_tokens=segment, max_tokens=40, redrafts=redrafts)
+    played = play(writers, settings, panel)
+    assert played.error is None or isinstance(played.error, CheckError)
+    assert len(played.asks) <= 3 * 40 * (redrafts + 3)
