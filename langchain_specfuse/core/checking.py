@@ -203,7 +203,7 @@ class Checking:
 
     def passing(self, answer: Answer, drafts: Mapping[str, Draft]) -> Steps:
         """Which of these whole answers pass: their names."""
-        if self.is_idle:
+        if self.is_idle or not drafts:
             return list(drafts)
         written = {
             name: Written.of(answer, self._marks, draft, name) for name, draft in drafts.items()
@@ -273,7 +273,8 @@ class Checking:
         text = answer.text[:place]
         spoken = text if check.at == "call" else text[: answer.referee.before_calls(text)]
         is_end = place == len(answer.text) or check.at == "answer"
-        calls = tuple(call for call, _ in answer.referee.calls(text))
+        until = answer.text if check.at == "answer" else text
+        calls = tuple(call for call, _ in answer.referee.calls(until))
         done = is_end and answer.finish is not None
         return CheckJob(check, spoken, spoken[mark:], author, done, calls)
 
@@ -562,7 +563,9 @@ class Checking:
         verdicts = yield from self._asked(jobs, answer)
         shown = answer.shown
         if all(verdict.reason is None for verdict in verdicts):
-            shown = len(answer.text)
+            # no part of a call that was not judged
+            holds = [_places(check, answer)[1] for check in self._checks if check.at == "call"]
+            shown = max(shown, min([len(answer.text), *holds]))
         text = answer.text[:shown]
         released = answer.text[answer.shown : shown]
         return Outcome(replace(ended, text=text, shown=shown, released=released), is_over=True)

@@ -161,7 +161,7 @@ def answers(query: Query, settings: Settings, panel: Panel, referee: Referee = F
         yield ended_round(1, panel, before, answer, drafts, clock, checking, "")
         return
     if not agreed:
-        agreed = [_greedy(before, drafts)]
+        agreed = [_greedy(before, drafts, settings.samples)]
         checking.keep(agreed[0].name)
     agreed_drafts = {voter.name: drafts[voter.name] for voter in agreed}
     thoughts = yield from checking.thoughts(agreed_drafts, answer)
@@ -175,10 +175,10 @@ def _result_function(result: str | Result | None) -> Result:
     return RESULTS[result] if isinstance(result, str) else result
 
 
-def _greedy(panel: Panel, drafts: Mapping[str, Draft]) -> Voter:
-    """The lead's own answer, or that of the first member that gave one."""
-    order = [voter for voter in voters(panel, 1) if voter.name in drafts]
-    return order[0]
+def _greedy(panel: Panel, drafts: Mapping[str, Draft], samples: int) -> Voter:
+    """The lead's own answer, or that of the first member that gave one; a further sample only if
+    no member gave a first one."""
+    return next(voter for voter in voters(panel, samples) if voter.name in drafts)
 
 
 def _whole_answers(

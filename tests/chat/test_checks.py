@@ -18,6 +18,7 @@ from langchain_specfuse import (
     checks,
 )
 from langchain_specfuse.core.checks import Check
+from langchain_specfuse.core.values import REFUSAL, Failure
 
 
 def forbids(pattern):
@@ -137,6 +138,23 @@ def test_a_call_is_checked_before_any_part_of_it_is_emitted():
     assert raised.value.text == "I pay. "
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 20])
+def test_no_part_of_a_refused_call_is_emitted_where_the_answer_ends_before_it(size):
+    llm = llm_of(PAYS[500], checks=[LIMIT], redrafts=1, on_failure="end", segment_tokens=size)
+    message = llm.bind_tools([pay]).invoke("x")
+    assert message.text == "I pay. "
+    assert not (message.tool_calls or message.invalid_tool_calls)
+    assert message.response_metadata["finish_reason"] == "check"
+
+
+@pytest.mark.parametrize("options", [{}, {"segment": "answer"}])
+def test_a_check_of_the_whole_answer_knows_its_calls(options):
+    rule = Check(at_most_100, "at_most_100", at="answer")
+    llm = llm_of(PAYS[500], PAYS[50], checks=[rule], lead="m0", redrafts=1, **options)
+    (call,) = llm.bind_tools([pay]).invoke("x").tool_calls
+    assert call["args"]["amount"] == 50
+
+
 def test_a_call_that_is_written_as_plain_json_is_checked_too():
     lone = '{"name": "pay", "arguments": {"to": "Bob", "amount": 500}}'
     llm = llm_of(lone, "No, thanks.", checks=[LIMIT], lead=None).bind_tools([pay])
@@ -243,3 +261,42 @@ def test_a_check_with_a_second_required_argument_gets_the_context():
     assert context.author == "m0"
     assert [message.text for message in context.messages] == ["Hello?"]
     assert context.config["metadata"]["user"] == "ann"
+
+
+# --- whole answers --------------------------------------------------------------------------------
+
+
+class Moody(ScriptedMember):
+    """Refuses the first time that it is asked, and writes its script after that."""
+
+    def draft(self, jobs):
+        drafts = super().draft(jobs)
+        if self.draft_calls > 1:
+            return drafts
+        return [Failure(REFUSAL, "No.") for _ in jobs]
+
+
+@pytest.mark.parametrize(
+    ("on_failure", "text"), [("keep", "We guarantee it."), ("end", ""), ("raise", None)]
+)
+def test_whole_answers_may_be_refused_by_members_and_by_checks(on_failure, text):
+    llm = SpecFuseChatModel(
+        members=[Moody("We guarantee it.")],
+        checks=[forbids("guarantee")],
+        segment="answer",
+        samples=2,
+        on_failure=on_failure,
+    )
+    if text is None:
+        with pytest.raises(CheckError):
+            llm.invoke("x")
+        return
+    assert llm.invoke("x").text == text
+
+
+def test_a_member_that_refuses_is_asked_for_all_samples_of_whole_answers():
+    refuses = ScriptedMember(ScriptedMember.refusal("No."))
+    llm = SpecFuseChatModel(members=[refuses], checks=[forbids("x")], segment="answer", samples=3)
+    message = llm.invoke("x")
+    assert message.additional_kwargs["refusal"] == "No."
+    assert refuses.draft_calls == 3
