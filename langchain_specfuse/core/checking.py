@@ -125,6 +125,7 @@ class Checking:
         self._tries = 0
         """All attempts of this answer, which all have different seeds."""
         self._furthest = 0
+        self._last_cut = 0
         self._others_asked = False
         """Whether members that had not been asked were asked at this place."""
         self._only: tuple[str, ...] | None = None
@@ -366,7 +367,7 @@ class Checking:
             if not self._ask_others(panel, written):
                 return (yield from self._in_vain(answer, fault, panel))
         elif not is_new and (yield from self._exclude_more(item, cut, fault)):
-            ended = yield from self._ended(item, cut)
+            ended = yield from self._ended(item, cut, fault)
             if ended is not None:
                 return ended
         return (yield from self._restart(item, cut, fault))
@@ -406,15 +407,16 @@ class Checking:
     def _makes_progress(self, fault: Fault, cut: int, marks: Marks) -> bool:
         """Whether the cut leaves more text than any before. Otherwise it counts as an attempt."""
         verified = marks[fault.check.name]
-        if verified > self._furthest:
-            self._attempts = 0
-        is_new = cut > max(self._furthest, verified)
-        self._furthest = max(self._furthest, verified, cut)
-        if is_new:
+        farthest, last = max(self._furthest, verified), max(self._last_cut, verified)
+        if verified > self._furthest or cut > farthest:
             self._attempts = 0
             self._others_asked = False
-        else:
+        # Behind text that was withdrawn, a cut adds text, but only once it is farther than all
+        # others do the attempts start anew: or two checks could withdraw text for ever.
+        is_new = cut > last
+        if not is_new:
             self._attempts += 1
+        self._furthest, self._last_cut = max(farthest, cut), cut
         return is_new
 
     def _exclude(self, item: Written, cut: int, fault: Fault, panel: Panel) -> None:
@@ -452,35 +454,62 @@ class Checking:
         ]
         verdicts = yield from self._asked(jobs, item.before)
         pairs = list(zip(others, verdicts, strict=True))
+        all_others = {token for token, _ in others}
         refused = {token for (token, _), verdict in pairs if verdict.reason is not None}
-        words = {token for (token, text), _ in pairs if _begins_word(text)}
-        no_word_passes = len(words) >= MANY and words <= refused
-        ends = {token for (token, text), _ in pairs if text.strip() in SENTENCE_ENDS} - refused
-        if no_word_passes and ends and before[-1:].isalnum():
-            # the sentence may still get its full stop
-            refused = {token for token, _ in others} - ends
-            no_word_passes = False
-        if len(refused) < len(others):
-            redraft.excluded.setdefault(writer.author, set()).update(refused)
-        return no_word_passes
+        words = {token: text for token, text in others if _begins_word(text, before)}
+        ends = {token for token, text in others if text.strip() in SENTENCE_ENDS} - refused
+        excluded = redraft.excluded.setdefault(writer.author, set())
+        refused_text = item.after.text[cut : fault.place]
+        same_word = [
+            token
+            for token, text in words.items()
+            if token not in refused and refused_text.lower().startswith(text)
+        ]
+        if same_word:
+            excluded |= all_others - set(same_word)  # the same word in small letters
+            return False
+        if len(words) < MANY or not words.keys() <= refused:
+            excluded |= refused
+            if _begins_word(refused_text, before):
+                excluded |= all_others - words.keys()  # a word takes the place of a word
+            return False
+        spelled_otherwise = [
+            CheckJob(fault.check, before + text.lower(), text, writer.author, ended=False)
+            for text in words.values()
+        ]
+        verdicts = yield from self._asked(spelled_otherwise, item.before)
+        if any(verdict.reason is None for verdict in verdicts):
+            excluded |= all_others  # words may follow, but less probable ones
+            return False
+        if ends and before[-1:].isalnum():
+            excluded |= all_others - ends  # the sentence may still get its full stop
+            return False
+        excluded |= refused
+        return True
 
-    def _ended(self, item: Written, cut: int) -> Steps:
-        """The end of the answer at the cut, for a check that lets no word follow, such as
-        ``max_words``. None if the answer may not end there."""
-        writer = self._writer_at(item, cut)
-        text = writer.before.text
-        if not text or not writer.before.referee.may_end(text):
-            return None
-        base = replace(writer.before, shown=item.before.shown, released="")
-        end = Draft("", ended=True)
-        faults = yield from self._faults(
-            {writer.author: Written.of(base, writer.marks, end, writer.author)}
-        )
-        if faults:
-            return None
-        if writer is not item:
-            base = self._withdrawn_to(item, writer, end)
-        return Outcome(base, {writer.author: end}, is_repaired=True)
+    def _ended(self, item: Written, cut: int, fault: Fault) -> Steps:
+        """The end of the answer, for a check that lets no word follow, such as ``max_words``: behind
+        the last sentence or line, if the check is asked there, else at the cut. None if the answer
+        may not end there."""
+        places = [cut]
+        if fault.check.at in ("sentence", "line"):
+            places.insert(0, item.marks[fault.check.name])
+        for place in places:
+            writer = self._writer_at(item, place)
+            base = replace(writer.before, shown=item.before.shown, released="")
+            part = _part_of(writer.draft, place - len(base.text))
+            end = replace(part, ended=True, logprobs=None, others=())
+            ending = Written.of(base, writer.marks, end, writer.author)
+            text = ending.after.text
+            if not text.strip() or not base.referee.may_end(text):
+                continue
+            faults = yield from self._faults({writer.author: ending})
+            if faults:
+                continue
+            if writer is not item:
+                base = self._withdrawn_to(item, writer, Draft(""))
+            return Outcome(base, {writer.author: end}, is_repaired=True)
+        return None
 
     def _ask_others(self, panel: Panel, written: Mapping[str, Written]) -> bool:
         """Let the members draft that have not been asked at this place, if there are any."""
@@ -706,9 +735,10 @@ def _part_of(draft: Draft, at: int) -> Draft:
     )
 
 
-def _begins_word(text: str) -> bool:
-    """Whether a token begins a new word, instead of continuing the last one."""
-    return text[:1].isspace() and any(map(str.isalnum, text))
+def _begins_word(text: str, before: str) -> bool:
+    """Whether this text begins a new word, instead of continuing the last one before it."""
+    is_apart = text[:1].isspace() or not before[-1:].isalnum()
+    return is_apart and text.strip()[:1].isalpha()
 
 
 def _is_plain(function: Any) -> bool:

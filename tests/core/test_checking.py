@@ -197,7 +197,7 @@ def test_an_answer_ends_where_a_rule_of_length_lets_no_word_follow(segment):
         assert len(played.text.split()) >= 8
         assert played.rounds[-1].finish == "stop"
         full_stops += played.text.rstrip()[-1] in ".!"
-    assert full_stops > 10
+    assert full_stops > 4
 
 
 def test_in_vain_raises_an_error_that_names_the_check_and_has_what_was_streamed():

@@ -41,7 +41,8 @@ class Typist:
         while len(tokens) < most:
             order = self._order(answer + text, job)
             if not tokens:
-                order = [token for token in order if token not in job.excluded]
+                allowed = [token for token in order if token not in job.excluded]
+                order = allowed or order  # as members promise
                 others = tuple((t, self.words[t]) for t in order[1:] if t != END)
             if order[0] == END:
                 return Draft(text, True, tuple(tokens), None, ends=tuple(ends), others=others)
