@@ -71,8 +71,8 @@ class Way:
     options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the chat model."""
     seconds: float = 8.0
-    """About how long a question takes on two cores. Replaced by measured times where there are
-    answers."""
+    """About how long a question takes on two idle cores. Once there are answers, their mean
+    counts."""
 
 
 @dataclass(frozen=True)
@@ -88,11 +88,11 @@ class Set:
 
 PAIR = ("lead", "smollm2")
 SEGMENTS = {
-    LEAD: Way(seconds=6),
-    RETRIES: Way(retries=4, seconds=16),
-    "pair": Way(PAIR, seconds=10),
-    "checked": Way(is_checked=True, seconds=7),
-    "checked pair": Way(PAIR, is_checked=True, seconds=12),
+    LEAD: Way(seconds=4),
+    RETRIES: Way(retries=4, seconds=11),
+    "pair": Way(PAIR, seconds=7),
+    "checked": Way(is_checked=True, seconds=5),
+    "checked pair": Way(PAIR, is_checked=True, seconds=8),
 }
 WHOLE: Mapping[str, Any] = {"segment": "answer", "samples": 6}
 HALF: Mapping[str, Any] = {"segment": "answer", "samples": 3}
@@ -105,11 +105,11 @@ SETS = {
         {
             LEAD: Way(seconds=5),
             RETRIES: Way(retries=5, seconds=14),
-            "pair": Way(PAIR, seconds=7),
-            "samples": Way(options={**WHOLE, "result": programs.same_program}, seconds=25),
+            "pair": Way(PAIR, seconds=6),
+            "samples": Way(options={**WHOLE, "result": programs.same_program}, seconds=22),
             "checked": Way(is_checked=True, options=WHOLE, seconds=14),
-            "checked smollm2": Way(PAIR, is_checked=True, options=HALF, seconds=18),
-            "checked gemma": Way(("lead", "gemma"), is_checked=True, options=HALF, seconds=18),
+            "checked smollm2": Way(PAIR, is_checked=True, options=HALF, seconds=14),
+            "checked gemma": Way(("lead", "gemma"), is_checked=True, options=HALF, seconds=16),
         },
         240,
     ),
