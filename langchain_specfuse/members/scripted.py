@@ -72,9 +72,10 @@ class ScriptedMember:
     :meth:`call` writes a call, and :meth:`refusal` refuses.
 
     It continues from the agreed answer, counted in words: after four agreed words it drafts from
-    its fifth word on. Under a constraint an agreed text may end inside a word; if the text is its
-    own, it continues inside that word. A script that the constraint does not allow is cut where it
-    breaks the constraint, and the logger ``langchain_specfuse`` warns.
+    its fifth word on, without the white space that the answer ends with already. Under a constraint
+    an agreed text may end inside a word; if the text is its own, it continues inside that word. A
+    script that the constraint does not allow is cut where it breaks the constraint, and the logger
+    ``langchain_specfuse`` warns.
 
     ``confidence`` scales its log-probabilities: at 0 it is sure of every word, and above 1 it is
     less sure than by default. ``fails_in`` is the number of a draft call (from 1) in which it
@@ -225,6 +226,15 @@ class ScriptedMember:
         place = len(_WORD.findall(agreed))
         if job.query.constraint is not None and script.startswith(agreed):
             return place, _WORD.findall(script[len(agreed) :])
+        if agreed[-1:].isspace():
+            # White space at the end is no word, but the beginning of the next one: a check may have
+            # cut the answer there.
+            place = len(agreed.split())
+            rest = _WORD.findall(script)[place:]
+            gap = agreed[len(agreed.rstrip()) :]
+            first = "".join(rest[:1])
+            first = first.removeprefix(gap) if first.startswith(gap) else first.lstrip()
+            return place, [word for word in (first, *rest[1:]) if word]
         return place, _WORD.findall(script)[place:]
 
     def _failure(self, job: DraftJob | ScoreJob) -> Failure | None:

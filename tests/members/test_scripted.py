@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 
 from langchain_specfuse import UsageError
-from langchain_specfuse.core.values import Candidate, Constraint, Query, Segment, ToolCall, Turn
+from langchain_specfuse.core.values import (
+    Candidate,
+    Constraint,
+    DraftJob,
+    Query,
+    Sampling,
+    Segment,
+    ToolCall,
+    Turn,
+)
 from langchain_specfuse.members.scripted import SURE, UNSURE, ScriptedMember
 
 from .contract import MemberContract, alone, draft_job, drafted, score_job, scored
@@ -179,3 +188,15 @@ def test_every_word_has_one_token_in_all_members():
 
 def test_members_without_a_name_get_different_ones():
     assert ScriptedMember("x").name != ScriptedMember("x").name
+
+
+def test_it_goes_on_with_the_next_word_where_an_answer_was_cut_behind_white_space():
+    member = ScriptedMember("The sky is blue.\n\nIt is wide.")
+    for agreed, expected in [
+        ("The sky ", "is blue."),
+        ("The sky is blue.\n", "\nIt is"),
+        ("The sky is blue.\n\n", "It is"),
+        ("The sea was grey. ", "It is"),
+    ]:
+        job = DraftJob(Query("q", (Turn("user", "?"),)), (Segment(agreed),), 2, 9, Sampling())
+        assert member.draft([job])[0].text == expected
