@@ -328,7 +328,9 @@ class Checking:
             for name, thought in thoughts.items()
             for check in judging
         ]
-        verdicts = yield from self._asked(jobs, answer)
+        # the round that releases this answer's last text is not over
+        streamed = replace(answer, shown=answer.shown - len(answer.released))
+        verdicts = yield from self._asked(jobs, streamed)
         self._count(jobs, verdicts)
         for job, verdict in zip(jobs, verdicts, strict=True):
             if verdict.reason is not None and thoughts.pop(job.author, None) is not None:

@@ -239,6 +239,17 @@ def test_reasoning_is_shown_only_if_it_passes(rule):
     assert thought == ("" if rule("guarantee") else "They want a guarantee.")
 
 
+def test_a_check_that_fails_on_reasoning_ends_the_answer_with_what_was_streamed():
+    def rule(text):
+        return 1 / ("want" not in text) and None
+
+    llm = SpecFuseChatModel(members=[Thinker(SAFE)], checks=[rule], reasoning=True)
+    streamed = []
+    with pytest.raises(CheckError) as raised:
+        streamed.extend(chunk.text for chunk in llm.stream("x"))
+    assert raised.value.text == "".join(streamed)
+
+
 # --- the context of a check -----------------------------------------------------------------------
 
 
