@@ -61,7 +61,7 @@ def is_safe(text: str, at: int) -> bool:
     if at >= len(text):
         return bool(_UNSPACED.match(left)) and not left.isspace()
     right = text[at]
-    if _joined(left, right):
+    if joined(left, right):
         return False
     if left == "\n" and not right.isspace():
         return True
@@ -76,7 +76,7 @@ def is_safe(text: str, at: int) -> bool:
     return any(pattern.match(side) for pattern in patterns for side in (left, right))
 
 
-def _joined(left: str, right: str) -> bool:
+def joined(left: str, right: str) -> bool:
     """Whether two code points belong to one visible character, as marks, variation selectors,
     joiners, flags, skin tones and tags do."""
     return (

@@ -264,8 +264,9 @@ class Checking:
             places, _ = _places(check, after)
             mark = item.marks[check.name]
             for place in places:
-                is_empty_answer = after.finish is not None and not after.text
-                if place > mark or is_empty_answer:
+                # All of the text may have passed before it turned out to be the end.
+                is_end = after.finish is not None and place == len(after.text)
+                if place > mark or is_end:
                     yield self._job(check, after, place, mark, item.author, item.draft.ended)
 
     def _job(

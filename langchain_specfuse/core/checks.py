@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeAlias
 
 from ..errors import UsageError, advised
 from ..secret_values import masked
-from .answer import is_safe
+from .answer import is_safe, joined
 from .values import ToolCall
 
 Place: TypeAlias = Literal["segment", "sentence", "line", "block", "answer", "call"]
@@ -236,6 +236,9 @@ def beginnings(text: str, ends: Sequence[int] | None) -> Iterator[int]:
     for at in places:
         if not 0 < at <= len(text):
             continue
-        inside = at < len(text) and text[at - 1].isalnum() and text[at].isalnum()
-        if not inside or is_safe(text, at):
+        if at == len(text) or is_safe(text, at):
+            yield at
+            continue
+        left, right = text[at - 1], text[at]
+        if not (joined(left, right) or (left.isalnum() and right.isalnum())):
             yield at

@@ -18,7 +18,7 @@ from langchain_specfuse import (
     checks,
 )
 from langchain_specfuse.core.checks import Check
-from langchain_specfuse.core.values import REFUSAL, Failure
+from langchain_specfuse.core.values import REFUSAL, Draft, Failure
 
 
 def forbids(pattern):
@@ -311,3 +311,28 @@ def test_a_member_that_refuses_is_asked_for_all_samples_of_whole_answers():
     message = llm.invoke("x")
     assert message.additional_kwargs["refusal"] == "No."
     assert refuses.draft_calls == 3
+
+
+class Slow(ScriptedMember):
+    """Writes its characters one by one, and ends the answer in a draft without text."""
+
+    def draft(self, jobs):
+        return [self._character(job) for job in jobs]
+
+    def _character(self, job):
+        at = len("".join(segment.text for segment in job.answer))
+        text = self.answer[at : at + 1]
+        return Draft(text, not text, (at,) * len(text))
+
+
+def test_a_check_learns_of_an_end_without_new_text():
+    def ends_with_a_full_stop(text, context):
+        return "no full stop" if context.ended and text[-1] != "。" else None
+
+    for script, finish in (("天空。", "stop"), ("天空", "check")):
+        llm = SpecFuseChatModel(
+            members=[Slow(script)], checks=[ends_with_a_full_stop], on_failure="end"
+        )
+        message = llm.invoke("x")
+        assert message.text == script
+        assert message.response_metadata["finish_reason"] == finish

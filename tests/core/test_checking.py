@@ -423,3 +423,30 @@ def test_drafts_are_bounded_whatever_the_checks_say(
     played = play(writers, settings, panel)
     assert played.error is None or isinstance(played.error, CheckError)
     assert len(played.asks) <= 3 * 40 * (redrafts + 3)
+
+
+@given(
+    seed=st.integers(0, 5000),
+    segment=st.integers(1, 12),
+    place=st.sampled_from(["segment", "sentence", "line", "answer"]),
+)
+@hypothesis(max_examples=100, deadline=None)
+def test_every_check_is_asked_about_the_end_of_the_answer_as_its_end(seed, segment, place):
+    """Also if all of the text has passed before it turns out to be the end."""
+    writers, panel = typists(1, seed, length=5, words=("天", "空", "\n", "。"))
+    check = at(place, lambda text: None)
+    played = play(writers, Settings(checks=[check], segment_tokens=segment, max_tokens=60), panel)
+    jobs = [job for ask in played.checks for job in ask.jobs]
+    assert [job.text for job in jobs if job.ended] == [played.text]
+
+
+@pytest.mark.parametrize("picture", ["👨\u200d👩\u200d👧", "e\u0301", "👍🏽", "🇫🇷", "❤\ufe0f"])
+def test_a_draft_is_never_cut_inside_a_visible_character(picture):
+    check = forbids(f"{picture}|{picture[1:]}")
+    whole = f"We like: {picture} and more"
+
+    def reply(job, _):
+        return Draft(whole[sum(len(segment.text) for segment in job.answer) :], ended=True)
+
+    played = play({"a": reply}, Settings(checks=[check], on_failure="end"))
+    assert played.text == "We like: "
