@@ -17,7 +17,13 @@ from langchain_core.messages import (
 )
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 
-from langchain_specfuse import ChatModelMember, Method, ScriptedMember, SpecFuseChatModel
+from langchain_specfuse import (
+    ChatModelMember,
+    Method,
+    ScriptedMember,
+    SpecFuseChatModel,
+    checks,
+)
 
 from .record import asked, events_in_order, identity, streamed, traced
 
@@ -411,7 +417,34 @@ def reasoning() -> dict[str, Any]:
     return {"hidden": asked(make(), QUESTION), "shown": every_way(make, reasoning=True)}
 
 
+# --- checks ---------------------------------------------------------------------------------------
+
+
+def checks_of_text() -> dict[str, Any]:
+    """A rule that one member breaks, asked at every place; and what happens if all break it."""
+    rule = checks.forbids("wide|thick")
+    places = ("segment", "sentence", "answer")
+    asked_at = {
+        place: asked(
+            model(members(ann=WIDE, bob=BLUE, cem=RED), checks=[checks.at(place, rule)]), QUESTION
+        )
+        for place in places
+    }
+
+    def alone(how: str) -> SpecFuseChatModel:
+        return model(members(ann=WIDE), checks=[rule], on_failure=how)
+
+    failing = {how: asked(alone(how), QUESTION) for how in ("raise", "end", "keep")}
+    failing["stream"] = streamed(alone("raise"), QUESTION)
+    with_lead = everything(lambda: model(members(ann=WIDE, bob=BLUE), lead="ann", checks=[rule]))
+    whole = asked(
+        model(members(ann=WIDE, bob=BLUE), segment="answer", samples=2, checks=[rule]), QUESTION
+    )
+    return {**asked_at, **failing, "lead": with_lead, "whole": whole}
+
+
 SCENARIOS = [
+    checks_of_text,
     equals,
     lead_alone,
     lead_consults,

@@ -8,7 +8,7 @@ from typing import Any
 
 from langchain_core.messages import AIMessage, HumanMessage
 
-from langchain_specfuse import SpecFuseChatModel, TransformersMember
+from langchain_specfuse import SpecFuseChatModel, TransformersMember, checks
 from tests.members import tiny
 
 from .record import asked, identity
@@ -130,7 +130,22 @@ def whole_answers() -> dict[str, Any]:
         return asked(llm, QUESTION)
 
 
+def checked() -> dict[str, Any]:
+    """Drafts that are cut before a letter, and continued without the token that follows."""
+    rules = {
+        "letter": [checks.forbids("[aeiou]")],
+        "lines": [checks.at("line", checks.forbids("[a-c]"))],
+        "words": [checks.max_words(5)],
+    }
+    with chat_model(member("llama"), on_failure="end") as llm:
+        alone = {name: asked(llm, QUESTION, checks=rule) for name, rule in rules.items()}
+    with chat_model(member("llama"), member("gemma3"), on_failure="end") as llm:
+        vote = {name: asked(llm, QUESTION, checks=rule) for name, rule in rules.items()}
+    return {"alone": alone, "vote": vote}
+
+
 SCENARIOS = [
+    checked,
     llama,
     gemma3,
     qwen3_next,
