@@ -20,7 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
 from uuid import UUID
@@ -484,10 +484,12 @@ class SpanBuilder:
                 yield _member_span(
                     round, "draft", name, effort, inputs=inputs, outputs=outputs, error=error
                 )
-        for item in refused:  # others have taken their places
-            yield _member_span(
+        for position, item in enumerate(refused):  # others have taken their places
+            span = _member_span(
                 round, "draft", item["member"], outputs={"text": item["text"]}, error=_reason(item)
             )
+            # runs are ordered by their beginnings, and the loop does not know these
+            yield replace(span, began=span.began + position * 1e-6)
         for name, effort in round.efforts.get("verify", {}).items():
             if name in round.scores:
                 inputs, outputs = _score_contents(round, name)
