@@ -71,10 +71,10 @@ class BusyError(SpecFuseError):
 class CheckError(SpecFuseError):
     """No text passed one of the checks, or a check itself failed.
 
-    ``text`` is the text that was streamed, ``check`` the name of the check, ``reason`` what it said
-    about the last draft, or how it failed. ``rejected`` are the drafts that were refused in the
-    round that was never finished, as in the event ``specfuse_round``. ``__cause__`` is what the
-    check raised, if it did.
+    ``text`` is the text that was streamed, ``check`` the name of the check, and ``reason`` what it
+    said about the last draft, or how it failed. ``rejected`` contains the drafts that were refused
+    in the round that was never finished, as in the event ``specfuse_round``. ``__cause__`` is the
+    exception that the check raised, if any.
     """
 
     def __init__(

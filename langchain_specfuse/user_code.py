@@ -11,7 +11,8 @@ from .errors import UsageError, advised
 
 
 def named_in_file(path: str, attribute: str, what: str) -> tuple[Any, str]:
-    """The attribute of the file, and the file's text. ``what`` says in errors what it is for."""
+    """Load the attribute of the file, and return it with the file's text. ``what`` says what it is
+    for, in errors."""
     try:
         source = Path(path).read_text(errors="replace")
         module = _module(path, what)
@@ -27,7 +28,7 @@ def named_in_file(path: str, attribute: str, what: str) -> tuple[Any, str]:
 
 
 def _module(path: str, what: str) -> Any:
-    """The file as a module. It can import its neighbours, as when it is run by itself."""
+    """Import the file as a module. It can import its neighbours, as if it were run as a script."""
     name = f"specfuse_{what}_{Path(path).stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
@@ -39,7 +40,7 @@ def _module(path: str, what: str) -> Any:
 
 
 def add_to_path(folder: Path) -> None:
-    """Let modules of this folder be imported. It is the last place where Python looks, so that it
-    hides no installed module. It stays, because functions may import something later."""
+    """Let modules of this folder be imported. It comes last in the path, so that it hides no
+    installed module. It stays there, because functions may import something later."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))

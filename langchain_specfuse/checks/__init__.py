@@ -1,9 +1,9 @@
 """Checks of what is streamed: ``SpecFuseChatModel(checks=[...])``.
 
-A check takes the answer so far and returns None, or the reason why that text may not stand. Every
-function is one; those here are ready-made.
+A check takes the answer so far and returns None, or the reason why it refuses that text. Any such
+function is a check; those here are ready-made.
 
-| check | asked at every | |
+| check | runs at every | |
 | --- | --- | --- |
 | :func:`forbids` | segment | the answer contains nothing that matches a pattern |
 | :func:`max_words`, :func:`max_sentences` | segment | it is not longer |
@@ -13,8 +13,8 @@ function is one; those here are ready-made.
 | :func:`json_schema` | answer | it is JSON, and valid |
 | :func:`python` | answer | its code runs and passes tests |
 
-A check that is asked at the whole answer holds it back until it is complete. :func:`at` asks a
-check elsewhere.
+A check of the whole answer holds it back until it is complete. :func:`at` makes a check run
+elsewhere.
 """
 
 from ..core.checks import Check as Check

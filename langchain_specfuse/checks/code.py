@@ -46,13 +46,14 @@ def python(tests: str | None = None, examples: bool = True, timeout: float = 10)
     ``tests`` is Python code that raises an error if something is wrong, such as asserts. With
     ``examples``, the doctests of the user's last message are run too (lines that begin with
     ``>>>``). The code is what the answer's fenced blocks contain, or the whole answer if it has
-    none. It is asked when the answer is complete; ``segment="answer", samples=6`` draws further
+    none. The check runs when the answer is complete; ``segment="answer", samples=6`` draws further
     answers until one passes.
 
     **This is no sandbox.** A model's code runs as your user, in a process of its own: in an empty
     folder, without your environment, for ``timeout`` seconds, with limits on memory (1 GB), files
-    and processes, and without network where the system allows that (Linux with user namespaces).
-    It can read and change what you can. Use a container if that matters: see ``SECURITY.md``.
+    and processes, and without network where the system allows that (Linux with user namespaces). It
+    can read and change every file that you can. Use a container if that matters: see
+    ``SECURITY.md``.
     """
     limit = seconds(timeout)
     text = _tests(tests)
@@ -183,7 +184,8 @@ def _fault(text: str, examples: str, tests: str, timeout: float) -> str | None:
 
 
 def _run(folder: Path, timeout: float) -> int | None:
-    """The exit status of the runner; None if it took too long. Nothing of it is left running."""
+    """Run the runner and return its exit status; None if it took too long. None of its processes is
+    left running."""
     work = folder / "work"
     work.mkdir()
     kept = {name: os.environ[name] for name in ("SYSTEMROOT",) if name in os.environ}  # Windows

@@ -2,7 +2,7 @@
 
 It imports nothing of this package. It limits the process, runs the code, then the examples of the
 question, then the tests, and writes what failed first into the file that the job names. The code
-can do what this process can: see ``SECURITY.md``.
+can do whatever this process can: see ``SECURITY.md``.
 """
 
 from __future__ import annotations
@@ -63,10 +63,11 @@ def limit(timeout: float) -> None:
 
 
 def isolated() -> bool:
-    """Move into namespaces without a network and without other processes. False if the system
-    refuses it, as it does in most containers."""
+    """Move into namespaces without a network and without other processes. Returns False if the
+    system refuses, as it does in most containers."""
     if os.geteuid() == 0:
-        # The kernel limits nobody's processes, but not root's. Files are still root's to open.
+        # The kernel limits the processes of the user nobody, but not those of root. Files are still
+        # opened as root.
         with suppress(OSError):  # a container may have no such user
             os.setresuid(NOBODY, -1, -1)
     libc = ctypes.CDLL(None, use_errno=True)
@@ -119,7 +120,8 @@ def _failed_example(examples: str, module: types.ModuleType) -> str | None:
 
 
 class _Output(doctest.OutputChecker):
-    """Takes ``"a"`` for ``'a'``: questions are not printed by Python."""
+    """Accepts ``"a"`` for ``'a'``: examples in questions are not always written as Python prints
+    them."""
 
     def check_output(self, want: str, got: str, optionflags: int) -> bool:
         if super().check_output(want, got, optionflags):

@@ -1,8 +1,8 @@
 """The facts in a text that can be looked up: numbers, dates, quotations and links.
 
-``dateutil`` and ``dateparser`` read one date from a text that is one; finding the dates of a
-sentence is what they are bad at ("may", "sat" and "10" become dates). So a few patterns are written
-here, for English.
+``dateutil`` and ``dateparser`` parse a text that is a date. They are bad at finding the dates in a
+sentence ("may", "sat" and "10" become dates). So this module has a few patterns of its own, for
+English.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def facts_in(source: str) -> Facts:
 
 
 def claims_in(answer: str) -> Iterator[Claim]:
-    """All that needs a source, in this text.
+    """Yield everything in this text that needs a source.
 
     >>> [(claim.kind, claim.spelling) for claim in claims_in("1. In 1998, on May 5, “so be it”.")]
     [('quotation', '“so be it”'), ('date', 'May 5'), ('number', '1998')]
@@ -162,8 +162,8 @@ def _parts(quotation: re.Match[str]) -> tuple[str, ...]:
 
 
 def _plain(text: str) -> str:
-    """The text with one spelling of every digit and space: a narrow space inside a number is a
-    comma, the T between a date and a time a space, and a hyphen a hyphen."""
+    """The text with one form of every digit, space and hyphen. A narrow space inside a number
+    becomes a comma, and the T between a date and a time a space."""
     text = re.sub(r"(?<=\d)[\u00a0\u2009\u202f'’](?=\d{3}(?!\d))", ",", text)
     text = re.sub(r"(?<=\d)T(?=\d\d:)", " ", unicodedata.normalize("NFKC", text))
     return re.sub(r"[\u2010-\u2012\u2212]", "-", text)
@@ -174,7 +174,7 @@ def _words(text: str) -> str:
 
 
 def _trimmed(link: str) -> str:
-    """The link without the punctuation behind it."""
+    """The link without the punctuation that follows it."""
     while link:
         is_unopened = link[-1] == ")" and link.count("(") < link.count(")")
         if link[-1] not in ".,;:!?'*_`]}" and not is_unopened:
@@ -190,7 +190,7 @@ def _address(link: str) -> str:
 
 
 def _value(found: re.Match[str], *, scaled: bool = True) -> str:
-    """The number in a spelling that all equal numbers share."""
+    """The number in one spelling, so that equal numbers are equal texts."""
     digits = found[1].replace(",", "")
     if ":" in digits:
         return digits.removeprefix("0")
@@ -222,7 +222,7 @@ def _counted(found: re.Match[str]) -> set[str]:
 
 
 def _dates_in(text: str) -> Iterator[tuple[re.Match[str], tuple[tuple[int, int, int], ...]]]:
-    """The dates of a text with the ways to read them. Dates do not overlap."""
+    """Yield the dates of a text, each with all ways to read it. Dates do not overlap."""
     taken: list[tuple[int, int]] = []
     for order, pattern in _DATES.items():
         for found in pattern.finditer(text):

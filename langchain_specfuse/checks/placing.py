@@ -1,4 +1,4 @@
-"""Say where a check is asked, what it is called and how long it may take."""
+"""Set where a check runs, what it is called and how long it may take."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from ..errors import UsageError, advised, meant
 
 
 def at(place: Place, check: Any, *, name: str | None = None, timeout: float | None = None) -> Check:
-    """The same check, asked elsewhere: at every ``segment``, ``sentence``, ``line``, ``block`` (of
+    """Make a check run elsewhere: at every ``segment``, ``sentence``, ``line``, ``block`` (of
     fenced code) or ``call`` (of a tool), or once, at the whole ``answer``.
 
     >>> at("sentence", lambda text: None, name="tone", timeout=2)
     <check tone at every sentence>
 
-    ``check`` is a function or a check. ``timeout`` is in seconds: 10 for a function, and what the
-    check says for a check. At ``answer``, nothing is streamed before the answer is complete.
+    ``check`` is a function or a check. ``timeout`` is in seconds; the default is 10 for a function,
+    and a check keeps its own. At ``answer``, nothing is streamed before the answer is complete.
     """
     if place not in PLACES:
-        error = UsageError(f"a check is asked at one of {', '.join(PLACES)}; got {place!r:.80}")
+        error = UsageError(f"the place must be one of {', '.join(PLACES)}; got {place!r:.80}")
         raise advised(error, meant(place, PLACES, "for example checks.at('sentence', my_check)"))
     plain = as_check(check)
     changed = replace(plain, at=place)
@@ -42,7 +42,7 @@ def _name(name: Any) -> str:
 
 
 def seconds(timeout: Any) -> float:
-    """A time limit that was given, as a number of seconds."""
+    """Check a time limit and return it as a number of seconds."""
     is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
     if not is_number or not (math.isfinite(timeout) and timeout > 0):
         error = UsageError(f"timeout must be a number of seconds above 0, got {timeout!r:.80}")

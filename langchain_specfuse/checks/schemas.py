@@ -1,8 +1,8 @@
-"""The check that an answer is JSON of a certain form.
+"""The check that an answer is JSON and valid under a schema.
 
-``jsonschema`` judges schemas, and pydantic its own classes. Where members can be masked, the
-option ``json_schema`` is better: it lets them write nothing else. This check is for members that
-cannot be masked, and for what no grammar can express.
+``jsonschema`` validates against schemas, and pydantic against its own classes. If members can be
+masked, the option ``json_schema`` is better: it lets them write nothing else. This check is for
+members that cannot be masked, and for what no grammar can express.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def json_schema(schema: Any) -> Check:
     >>> check.function('{"city": "Ulm"}')
     "'town' is a required property"
 
-    It is asked when the answer is complete, and nothing is streamed before.
+    It runs when the answer is complete; nothing is streamed before.
     """
     if callable(getattr(schema, "model_validate_json", None)):
         return _check(ValidFor(schema), "")

@@ -2,8 +2,9 @@
 
 No library was found that does this without a model. The validators of Guardrails' hub with this
 purpose (``provenance_llm``, ``grounded_ai_hallucination``) ask one, as do ragas and NeMo
-Guardrails. This check compares spellings, so it costs nothing and cannot be talked round. It does
-not know whether a sentence is true: a number from the sources may be said of the wrong thing.
+Guardrails. This check compares spellings, so it costs almost nothing, and no text can persuade it.
+It does not know whether a sentence is true: a number from the sources may be used for the wrong
+thing.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def grounded(sources: Sequence[Any] | None = None) -> Check:
     punctuation do not matter. Not judged: numbers written as words, numbers inside names (GPT4),
     the numbers of a list, and marks such as [2].
 
-    It is asked at every sentence, because half a sentence may end in half a fact: "2.5" before
+    It runs at every sentence, because half a sentence may end in half a fact: "2.5" before
     "million", or "5 March" before the year.
     """
     if sources is None:

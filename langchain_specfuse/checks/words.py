@@ -1,9 +1,9 @@
 """Checks of the words of an answer: patterns, letters, lengths.
 
-Guardrails' hub has validators with the same purpose (``regex_match``, ``valid_length``). They
-judge whole texts and bring their own framework, so these few lines are written here. Except
-:func:`requires`, a text that passes has only beginnings that pass, so a draft can be cut before its
-fault and continued.
+Guardrails' hub has validators with the same purpose (``regex_match``, ``valid_length``). They judge
+whole texts and bring their own framework, so these few lines are written here. All but
+:func:`requires` are prefix-closed: if a text passes, so does every beginning of it, so a draft can
+be cut before its fault and continued.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def forbids(pattern: str | re.Pattern[str]) -> Check:
     >>> check.name, check.function("We Guarantee it.")
     ("forbids('(?i)guarantee')", "contains 'Guarantee'")
 
-    Capitals matter, unless the pattern says ``(?i)``. It is asked at every segment, with the whole
-    answer so far, but never about a word that may go on. Python's ``re`` searches, and nothing can
-    interrupt it: a pattern that backtracks without end holds the whole process.
+    Case matters, unless the pattern begins with ``(?i)``. The check runs at every segment, on the
+    whole answer so far without a last word that may still go on. Nothing can interrupt Python's
+    ``re``: a pattern that backtracks without end blocks the whole process.
     """
     compiled = _compiled(pattern)
     function = Forbids(compiled.pattern, compiled.flags)
@@ -64,7 +64,7 @@ def requires(pattern: str | re.Pattern[str]) -> Check:
     >>> check.function("Yours"), check
     ("contains nothing like 'Yours sincerely'", <check requires('Yours sincerely') at every answer>)
 
-    It is asked when the answer is complete, and nothing is streamed before.
+    It runs when the answer is complete; nothing is streamed before.
     """
     compiled = _compiled(pattern)
     function = Requires(compiled.pattern, compiled.flags)
@@ -108,13 +108,13 @@ def _shown(pattern: str) -> str:
 
 
 def max_words(n: int) -> Check:
-    """The answer has at most so many words.
+    """The answer has at most ``n`` words.
 
     >>> max_words(3).function("It is half past nine.")
     'has 5 words, more than 3'
 
-    What stands between two spaces is a word if it has a letter or a digit. In Chinese and Japanese
-    text, every character is one.
+    Whatever stands between two spaces is a word if it contains a letter or a digit. In Chinese and
+    Japanese text, every character is a word.
     """
     return _ready(MaxWords(_count(n, "max_words")), f"max_words({n})")
 
@@ -131,13 +131,13 @@ class MaxWords:
 
 
 def max_sentences(n: int) -> Check:
-    """The answer has at most so many sentences.
+    """The answer has at most ``n`` sentences.
 
     >>> max_sentences(1).function("It is 9.30. Hurry")
     'has 2 sentences, more than 1'
 
-    A sentence ends with a mark before a space, or with an empty line, and has a letter. So "Dr. No"
-    counts as two, and the numbers of a list as none.
+    A sentence contains a letter, and ends with a punctuation mark before a space or with an empty
+    line. So "Dr. No" counts as two sentences, and the numbers of a list as none.
     """
     return _ready(MaxSentences(_count(n, "max_sentences")), f"max_sentences({n})")
 

@@ -28,7 +28,7 @@ def add_check(group: Any) -> None:
 
 
 def checks_of(texts: Sequence[str]) -> list[Check]:
-    """The checks that these arguments describe.
+    """The checks that these arguments name.
 
     >>> checks_of(["max_words:80", "lowercase"])
     [<check max_words(80) at every segment>, <check lowercase at every segment>]
@@ -112,7 +112,7 @@ def _ready(name: str, argument: str | None) -> Check:
 
 
 def _imported(module: str, attribute: str, text: str) -> Any:
-    """The attribute of an installed module, or of one in the current folder."""
+    """Import the attribute of an installed module, or of one in the current folder."""
     add_to_path(Path.cwd())
     try:
         found = importlib.import_module(module)
@@ -130,7 +130,8 @@ def _imported(module: str, attribute: str, text: str) -> Any:
 
 
 def _own(place: str, name: str, function: Any) -> Check:
-    """A function, or a check that was made with ``checks.at`` or another factory."""
+    """Turn the user's function into a check. It may be a check already, made by ``checks.at`` or
+    another factory."""
     try:
         check = as_check(function)
     except UsageError as error:
@@ -159,5 +160,5 @@ def _takes_text(function: Any) -> bool:
 
 def _wrong_function(name: str, why: str) -> UsageError:
     error = UsageError(f"--check {name}: {why}")
-    advice = "a check takes the text so far, and returns None or the reason why it may not stand"
+    advice = "a check takes the text so far, and returns None or the reason to refuse it"
     return advised(error, advice)

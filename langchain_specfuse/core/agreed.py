@@ -1,5 +1,5 @@
-"""Who wrote which text of an answer, and how many tokens it has, while rounds agree on more text,
-hold some of it back, and withdraw some again."""
+"""Track who wrote which text of an answer, and how many tokens it has, while rounds agree on more
+text, hold some of it back, and withdraw some again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Piece(NamedTuple):
     """The round that agreed on it: this round, or an earlier one that held it back."""
     text: str
     is_forced: bool = False
-    """A constraint left no choice about it."""
+    """A constraint allowed no other text."""
 
     @property
     def author(self) -> str:
@@ -26,7 +26,8 @@ class Piece(NamedTuple):
 
 
 class ReleasedText:
-    """Says who wrote the text that each round releases: it may have been held back for rounds."""
+    """Tells who wrote the text that each round releases, which earlier rounds may have held
+    back."""
 
     def __init__(self) -> None:
         self._held: list[Piece] = []
@@ -41,7 +42,7 @@ class ReleasedText:
             if "".join(piece.text for piece in agreed).startswith(text):
                 self._held = agreed
                 return self._take(len(text))
-        self._held = []  # the round does not say what it holds
+        self._held = []  # the round's text does not follow from its segment
         return [Piece(round, text)] if text else []
 
     def _withdraw(self, length: int) -> None:
@@ -64,7 +65,7 @@ class ReleasedText:
 
 
 def _splits(round: Round) -> Iterator[list[Piece]]:
-    """The segment between two parts of the forced text, which may lie on both sides of it."""
+    """All ways to split the forced text into a part before the segment and a part after it."""
     forced = round.forced
     for start in range(len(forced) + 1):
         pieces = [
@@ -99,7 +100,7 @@ class AgreedTokens:
         self.withdrawn = 0
         """How many tokens were withdrawn."""
         self._length = 0
-        """The length of the agreed text, with what a stop string removes later."""
+        """The length of the agreed text, including what a stop string removes later."""
         self._pieces: list[tuple[int, int, str]] = []
         """The end of each piece in the agreed text, its length in tokens and its author. A piece is
         one token, or a whole draft if its author does not report where its tokens end."""
@@ -114,7 +115,7 @@ class AgreedTokens:
         self._length += len(round.segment.text) + len(round.forced)
 
     def count(self, without: Collection[str] = ()) -> int:
-        """The agreed tokens, without those of some members."""
+        """How many tokens were agreed, without those of some members."""
         return sum(tokens for _, tokens, author in self._pieces if author not in without)
 
 
@@ -125,7 +126,8 @@ def length_of(draft: Draft) -> int:
 
 
 def _pieces_of(draft: Draft) -> Iterator[tuple[int, int]]:
-    """The end in the draft of each token, and 1; or the draft's own end and its length."""
+    """The end of each token in the draft, each with 1; or the end of the draft with its length in
+    tokens."""
     if draft.ends is not None and len(draft.ends) == len(draft.tokens) > 0:
         for end in draft.ends:
             yield end, 1

@@ -1,12 +1,12 @@
-"""Apply the user's checks to the drafts of one answer: what may be shown, what is refused, and what
-is tried instead.
+"""Apply the user's checks to the drafts of one answer. Decide what may be shown, what is refused,
+and what is tried instead.
 
-:class:`Checking` keeps how far each check has been asked, and the agreed drafts whose text is still
-held back, so that text which fails later can be withdrawn before anybody has seen it. A draft that
-fails is not eligible. If none is left, the best one is cut before its fault. What is kept of it is
-agreed, and its author may not begin the next draft with the token that follows.
+:class:`Checking` remembers how far each check has passed the answer, and the agreed drafts whose
+text is still held back, so that text which fails later can be withdrawn before anybody has seen it.
+A draft that fails cannot win. If no draft passes, the best one is cut before its fault. The part
+before the cut is agreed, and its author may not begin the next draft with the token after the cut.
 
-Paper: it has no checks. Drafts that are refused are never scored, and earn nothing.
+Paper: it has no checks. Refused drafts are never scored, and earn nothing.
 """
 
 from __future__ import annotations
@@ -30,17 +30,18 @@ Marks: TypeAlias = Mapping[str, int]
 """check -> the length of the text that it has passed."""
 
 SAMPLED = 0.7
-"""The least temperature of a draft that is drawn again."""
+"""The lowest temperature of a draft that is sampled again."""
 SHORT = 2
 """After a fault, drafts have this many tokens, and one more each time, up to half the usual length.
-What stands behind a fault is computed in vain, and one fault is seldom the last."""
+Tokens after a fault are wasted, and a fault is often followed by another."""
 MANY = 8
-"""If a check refuses at least so many words and lets none pass, the answer ends."""
+"""If a check refuses at least this many words and passes none, the answer ends."""
 SENTENCE_ENDS = frozenset(".!?。！？")
 SEARCHED = ("segment", "sentence", "line")
-"""Checks at these places are asked about the beginnings of a draft, to find its fault."""
+"""Checks at these places run on the beginnings of a draft, to find its fault."""
 SEED_STEP = 7919
-"""Between the seeds of two attempts. Samples of whole answers use the seeds next to each other."""
+"""The distance between the seeds of two attempts. Samples of whole answers use consecutive
+seeds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class First:
-    """The first draft that failed since text was verified, for ``on_failure="keep"``."""
+    """The first draft that failed since text was last verified, for ``on_failure="keep"``."""
 
     written: Written
     check: str
@@ -83,15 +84,16 @@ class First:
 
 @dataclass(slots=True)
 class Redraft:
-    """What is tried after a fault, until text is verified behind it."""
+    """What is tried after a fault, until text beyond it is verified."""
 
     at: int
-    """The length of the answer that is continued in another way."""
+    """The length of the answer from which the redraft continues."""
     author: str
     excluded: dict[str, set[int]] = field(default_factory=dict)
-    """member -> tokens with which it may not go on there."""
+    """member -> tokens that its draft may not begin with there."""
     is_sampled: bool = False
-    """Whether the author draws samples, because tokens cannot be excluded, or not with success."""
+    """Whether the author draws samples, because it cannot exclude tokens, or because excluding them
+    has not helped."""
 
 
 @dataclass(slots=True)
@@ -105,11 +107,11 @@ class Outcome:
     is_over: bool = False
     """The answer ends here (``on_failure="end"``)."""
     is_repaired: bool = False
-    """The only eligible draft was cut, or is kept in spite of a check: it earns nothing."""
+    """The only eligible draft was cut, or is kept although a check refuses it. It earns nothing."""
 
 
 class Checking:
-    """The checks of one answer, and what they have said so far."""
+    """The checks of one answer, and their verdicts so far."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -123,13 +125,13 @@ class Checking:
         self._attempts = 0
         """Attempts in a row that have added no verified text."""
         self._tries = 0
-        """All attempts of this answer, which all have different seeds."""
+        """The number of all attempts of this answer. Each has another seed."""
         self._furthest = 0
         self._last_cut = 0
         self._others_asked = False
-        """Whether members that had not been asked were asked at this place."""
+        """Whether the members that had not been asked have been asked at this place."""
         self._only: tuple[str, ...] | None = None
-        """The members that draft next; None: as usual."""
+        """The members that draft next; None for the usual ones."""
         self._length: int | None = None
         """The length of drafts after a fault."""
         self._first: First | None = None
@@ -142,7 +144,7 @@ class Checking:
         self.counts: dict[str, Counter[str]] = {}
 
     def begun(self, answer: Answer) -> Answer:
-        """The empty answer, of which nothing is verified yet."""
+        """The empty answer with no verified text yet; unchanged if there are no checks."""
         return answer if self.is_idle else replace(answer, verified=0)
 
     def begin_round(self) -> None:
@@ -159,7 +161,8 @@ class Checking:
     # --- who drafts next, and how -----------------------------------------------------------------
 
     def writers(self, panel: Panel) -> list[str]:
-        """The members that alone draft next, because a draft has failed; none: as usual."""
+        """The only members that draft next, because a draft has failed; empty if the usual ones
+        draft."""
         return [name for name in self._only or () if name in panel.drafters]
 
     def job(self, job: DraftJob, name: str, panel: Panel, answer: Answer) -> DraftJob:
@@ -203,7 +206,7 @@ class Checking:
         return (yield from self._repaired(answer, written, faults, panel))
 
     def passing(self, answer: Answer, drafts: Mapping[str, Draft]) -> Steps:
-        """Which of these whole answers pass: their names."""
+        """Ask the checks about these whole answers. Returns the names of those that pass."""
         if self.is_idle or not drafts:
             return list(drafts)
         written = {
@@ -229,7 +232,7 @@ class Checking:
         return self._reported(no_text_passed(self._last, answer, asked))
 
     def _reported(self, error: CheckError) -> CheckError:
-        """The error with the drafts that were refused in this round, which is never finished."""
+        """Add the drafts that were refused in this round, which is never finished, to the error."""
         error.rejected = tuple(rejection.as_dict() for rejection in self.rejected)
         return error
 
@@ -289,7 +292,7 @@ class Checking:
         }
 
     def _asked(self, jobs: Sequence[CheckJob], answer: Answer) -> Steps:
-        """The verdicts on these jobs. Raises if a check itself fails."""
+        """Ask for the verdicts on these jobs. Raises if a check itself fails."""
         if not jobs:
             return ()
         verdicts = yield CheckAsk(tuple(jobs))
@@ -368,7 +371,7 @@ class Checking:
         self._exclude(item, cut, fault, panel)
         if not is_new and self._attempts > self._settings.redrafts:
             if not self._ask_others(panel, written):
-                return (yield from self._in_vain(answer, fault, panel))
+                return (yield from self._give_up(answer, fault, panel))
         elif not is_new and (yield from self._exclude_more(item, cut, fault)):
             ended = yield from self._ended(item, cut, fault)
             if ended is not None:
@@ -408,14 +411,14 @@ class Checking:
         return sorted({place for place in places if item.before.shown <= place < end})
 
     def _makes_progress(self, fault: Fault, cut: int, marks: Marks) -> bool:
-        """Whether the cut leaves more text than any before. Otherwise it counts as an attempt."""
+        """Whether the cut leaves more text than the last one. Otherwise it counts as an attempt."""
         verified = marks[fault.check.name]
         farthest, last = max(self._furthest, verified), max(self._last_cut, verified)
         if verified > self._furthest or cut > farthest:
             self._attempts = 0
             self._others_asked = False
-        # Behind text that was withdrawn, a cut adds text, but only once it is farther than all
-        # others do the attempts start anew: or two checks could withdraw text for ever.
+        # After text was withdrawn, a cut may add text again. But the attempts start anew only once
+        # a cut is farther than all others. Otherwise, two checks could withdraw text forever.
         is_new = cut > last
         if not is_new:
             self._attempts += 1
@@ -423,7 +426,7 @@ class Checking:
         return is_new
 
     def _exclude(self, item: Written, cut: int, fault: Fault, panel: Panel) -> None:
-        """Exclude the token behind the cut from what its author writes next."""
+        """Exclude the token after the cut from what its author writes next."""
         writer = self._writer_at(item, cut)
         able = {member.name for member in panel.members if member.excludes}
         if self._redraft is None or self._redraft.at != cut:
@@ -441,9 +444,9 @@ class Checking:
         self._length = SHORT if fault.check.at in SEARCHED else None
 
     def _exclude_more(self, item: Written, cut: int, fault: Fault) -> Steps:
-        """Exclude every other first token that the check refuses too. They are known from the reply
-        to a job that excluded some, so this computes nothing. Returns whether the check refuses
-        every word."""
+        """Exclude all other first tokens that the check refuses too. They are known from the reply
+        to a job that excluded some, so no model computes anything. Returns whether the check
+        refuses every word."""
         # the fault may show only once another draft has completed a word that was held back
         redraft, writer = self._redraft, self._writer_at(item, cut)
         others = writer.draft.others
@@ -491,9 +494,9 @@ class Checking:
         return True
 
     def _ended(self, item: Written, cut: int, fault: Fault) -> Steps:
-        """The end of the answer, for a check that lets no word follow, such as ``max_words``: behind
-        the last sentence or line, if the check is asked there, else at the cut. None if the answer
-        may not end there."""
+        """End the answer, for a check that refuses every further word, such as ``max_words``: after
+        the last sentence or line if the check runs there, otherwise at the cut. Returns None if the
+        answer may not end there."""
         places = [cut]
         if fault.check.at in ("sentence", "line"):
             places.insert(0, item.marks[fault.check.name])
@@ -515,7 +518,8 @@ class Checking:
         return None
 
     def _ask_others(self, panel: Panel, written: Mapping[str, Written]) -> bool:
-        """Let the members draft that have not been asked at this place, if there are any."""
+        """Let the members that have not been asked at this place draft. Returns False if there are
+        none."""
         others = [name for name in panel.drafters if name not in written]
         if self._others_asked or not others:
             return False
@@ -525,8 +529,8 @@ class Checking:
         return True
 
     def _restart(self, item: Written, cut: int, fault: Fault) -> Steps:
-        """Go on from the cut: with the beginning of the draft if anything is left of it, else with
-        another draft."""
+        """Continue from the cut: with the beginning of the draft if anything is left of it,
+        otherwise with another draft."""
         writer = self._writer_at(item, cut)
         part = _part_of(writer.draft, cut - len(writer.before.text))
         if self._only is None or item.author not in self._only:
@@ -553,10 +557,10 @@ class Checking:
         return Outcome(item.before, {item.author: part}, is_repaired=True)
 
     def _withdrawn_to(self, item: Written, writer: Written, part: Draft) -> Answer:
-        """The answer without the text from the cut on, which lies in an earlier draft."""
+        """The answer without the text from the cut on. The cut lies in an earlier draft."""
         index = next(i for i, other in enumerate(self._written) if other is writer)
         shown = item.before.shown
-        # What is shown has passed. A check that answers differently the next time cannot take it
+        # Shown text has passed. A check that judges it differently the next time cannot take it
         # back.
         marks = {name: max(mark, shown) for name, mark in writer.marks.items()}
         if part.text:
@@ -574,10 +578,10 @@ class Checking:
         before = [other for other in [*self._written, item] if len(other.before.text) <= cut]
         return before[-1] if before else item
 
-    # --- in vain ----------------------------------------------------------------------------------
+    # --- when no attempt passes -------------------------------------------------------------------
 
-    def _in_vain(self, answer: Answer, fault: Fault, panel: Panel) -> Steps:
-        """No attempt has passed: what ``on_failure`` says."""
+    def _give_up(self, answer: Answer, fault: Fault, panel: Panel) -> Steps:
+        """Do what ``on_failure`` says, because no attempt has passed."""
         how = self._settings.on_failure
         if how == "raise":
             attempts = f"redrafts={self._settings.redrafts} in a row"
@@ -595,7 +599,7 @@ class Checking:
         verdicts = yield from self._asked(jobs, answer)
         shown = answer.shown
         if all(verdict.reason is None for verdict in verdicts):
-            # no part of a call that was not judged
+            # show no part of a call that was not judged
             holds = [_places(check, answer)[1] for check in self._checks if check.at == "call"]
             shown = max(shown, min([len(answer.text), *holds]))
         text = answer.text[:shown]
@@ -603,7 +607,7 @@ class Checking:
         return Outcome(replace(ended, text=text, shown=shown, released=released), is_over=True)
 
     def _kept(self, answer: Answer, panel: Panel) -> Steps:
-        """The first draft that failed, unchanged. Its check is not asked any more."""
+        """Keep the first draft that failed, unchanged. Its check does not run again."""
         first = self._first
         assert first is not None
         item = first.written
@@ -667,7 +671,8 @@ class Checking:
 
 
 def _places(check: Check, answer: Answer) -> tuple[list[int], int]:
-    """Where in this answer a check is asked, and how much of the answer it then lets pass."""
+    """The places in this answer where a check runs, and how much of the answer may be shown once it
+    passes."""
     text = answer.text
     spoken = answer.referee.before_calls(text)
     in_calls = spoken < len(text)
@@ -688,7 +693,7 @@ def _places(check: Check, answer: Answer) -> tuple[list[int], int]:
 
 
 def _unit_start(fault: Fault, text: str, answer: Answer) -> int:
-    """Where the unit begins that this check refuses."""
+    """Where the block, call or answer that this check refuses begins."""
     if fault.check.at == "block":
         return places_in("block", text[:-1], False)[1]
     if fault.check.at == "call":
@@ -745,7 +750,8 @@ def _begins_word(text: str, before: str) -> bool:
 
 
 def _is_plain(function: Any) -> bool:
-    """Whether many calls of it cost little: it is no coroutine function and no ``Runnable``."""
+    """Whether many calls are cheap: the function is neither a coroutine function nor a
+    ``Runnable``."""
     call = getattr(function, "__call__", None)  # noqa: B004
     is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
     return not is_async and not hasattr(function, "invoke")
@@ -763,7 +769,7 @@ def broken_check(check: Check, verdict: Verdict, answer: Answer) -> CheckError:
         reason=verdict.reason or "",
     )
     error.__cause__ = verdict.cause
-    advice = "text that could not be verified is not shown; mend the check, or leave it out"
+    advice = "text that could not be verified is not shown; fix the check, or leave it out"
     return advised(error, advice)
 
 

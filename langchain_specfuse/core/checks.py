@@ -1,11 +1,11 @@
 """The user's checks: what they are, and which part of a growing answer each is asked about.
 
-A check is a function of the answer so far. It returns None, or the reason why the text may not
-stand. Nothing is shown before every check that concerns it has been asked. The loop never calls a
-check itself: it yields a :class:`CheckAsk` and is sent the verdicts (see ``engine.checker``).
+A check is a function of the answer so far. It returns None, or the reason why it refuses the text.
+No text is shown before every check that concerns it has passed it. The loop never calls a check
+itself: it yields a :class:`CheckAsk` and is sent the verdicts (see ``engine.checker``).
 
-Paper: it has no such checks. Its members verify drafts by likelihood, which knows what is familiar,
-not what is true or allowed.
+Paper: it has no such checks. Its members verify drafts by likelihood, which measures what is
+familiar, not what is true or allowed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TIMEOUT_S = 10.0
 class CheckContext:
     """What a check may want to know besides the text.
 
-    A check whose second positional parameter is required gets it.
+    It is passed to checks whose second positional parameter is required.
     """
 
     messages: Sequence[Any]
@@ -51,7 +51,7 @@ class CheckContext:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A function that judges text, its name, and where it is asked."""
+    """A function that judges text, its name, and where it runs."""
 
     function: Any
     """A function, a coroutine function, a ``Runnable`` or an object with ``__call__``."""
@@ -59,10 +59,10 @@ class Check:
     at: Place = "segment"
     timeout_s: float = TIMEOUT_S
     judges_reasoning: bool = True
-    """Whether it is asked about reasoning that is shown, too."""
+    """Whether it also judges reasoning that is shown."""
     judges_calls: bool = True
-    """At ``answer``: whether it is asked about a turn that ends in tool calls, which is not the
-    final answer."""
+    """At ``answer``: whether it also judges a turn that ends in tool calls, which is not the final
+    answer."""
     identity: str = ""
     """A text that is equal for equal checks in every process, if there is one."""
 
@@ -71,8 +71,8 @@ class Check:
 
 
 def as_checks(given: Any) -> list[Check]:
-    """The checks that are given: functions and :class:`Check` objects. Names that occur more than
-    once are numbered.
+    """Read a list of functions and :class:`Check` objects. Names that occur more than once are
+    numbered.
 
     >>> [check.name for check in as_checks([len, lambda text: None, lambda text: "no"])]
     ['len', 'lambda 1', 'lambda 2']
@@ -95,12 +95,12 @@ def as_checks(given: Any) -> list[Check]:
 
 
 def as_check(given: Any) -> Check:
-    """A function as a check that is asked at every segment; a check as it is."""
+    """Turn a function into a check that runs at every segment. A check is returned as it is."""
     if isinstance(given, Check):
         return given
     if isinstance(given, type) or not (callable(given) or hasattr(given, "invoke")):
         error = UsageError(f"checks must be functions, got {type(given).__name__}")
-        advice = "it takes the text so far, and returns None or the reason why it may not stand"
+        advice = "it takes the text so far, and returns None or the reason to refuse it"
         raise advised(error, advice)
     return Check(given, _name_of(given))
 
@@ -116,11 +116,11 @@ def _name_of(function: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CheckJob:
-    """May this text stand?"""
+    """A question to a check: does this text pass?"""
 
     check: Check
     text: str
-    """The answer so far, up to a place where this check is asked."""
+    """The answer so far, up to a place where this check runs."""
     draft: str
     """The new part at the end of the text."""
     author: str
@@ -135,9 +135,9 @@ class Verdict:
     """The reply to a :class:`CheckJob`."""
 
     reason: str | None = None
-    """Why the text may not stand; None if it may."""
+    """Why the check refuses the text; None if the text passes."""
     is_broken: bool = False
-    """The check itself failed: it raised, took too long or returned something else than None or a
+    """The check itself failed: it raised, took too long or returned anything other than None or a
     reason. ``reason`` says what happened."""
     cause: BaseException | None = field(default=None, compare=False, repr=False)
 
@@ -156,15 +156,15 @@ class CheckAsk:
 Verdicts: TypeAlias = Sequence[Verdict]
 
 
-# --- where a check is asked -----------------------------------------------------------------------
+# --- where a check runs ---------------------------------------------------------------------------
 
 _SENTENCE = re.compile(r"[.!?…]+[\"'”’»)\]]*(?=\s)|[。！？]+[」』”’]*|\n(?=\s*\n)")
 _FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[^\n]*$", re.MULTILINE)
 
 
 def places_in(at: Place, text: str, complete: bool) -> tuple[list[int], int]:
-    """Where in this text a check is asked, and how much of the text may be shown once it has passed
-    everywhere. The rest is held back, because it belongs to a unit that may go on.
+    """Find the places in this text where a check runs, and how much of the text may be shown once
+    all of them pass. The rest is held back, because it belongs to a unit that may still go on.
 
     ``complete`` says that no more text follows. ``answer`` and ``call`` do not depend on the text.
 
@@ -192,13 +192,14 @@ def places_in(at: Place, text: str, complete: bool) -> tuple[list[int], int]:
 
 
 def _last_seam(text: str) -> int:
-    """The last place where a word has certainly ended. The word at the end of a text may go on, and
-    so may a number."""
+    """The last place where a word has certainly ended. A word or a number at the end of a text may
+    still go on."""
     return next((at for at in range(len(text), 0, -1) if is_safe(text, at)), 0)
 
 
 def _blocks_in(text: str, complete: bool) -> tuple[list[int], int]:
-    """The ends of the fenced code blocks, and the start of a block that is open or may begin."""
+    """Find the ends of the fenced code blocks, and the start of a block that is open or may be
+    beginning."""
     ends: list[int] = []
     opened: re.Match[str] | None = None
     for fence in _FENCE.finditer(text):
@@ -226,8 +227,8 @@ def _closes(fence: re.Match[str], opened: re.Match[str]) -> bool:
 
 
 def beginnings(text: str, ends: Sequence[int] | None) -> Iterator[int]:
-    """Where a draft can be cut to find its fault: at the ends of its words, and of the marks
-    between them. ``ends`` are the ends of its tokens, if they are known.
+    """Yield the places where a draft can be cut to find its fault: the ends of its words and of the
+    punctuation marks between them. ``ends`` are the ends of its tokens, if they are known.
 
     >>> list(beginnings(" the guarantee, so", [4, 9, 14, 15, 18]))
     [4, 14, 15, 18]

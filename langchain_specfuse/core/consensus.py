@@ -3,9 +3,8 @@ weight wins.
 
 This is for questions with a short result (a number, a choice, an object), and for members that
 cannot continue a text. Nothing can be streamed before the answers agree. Members, or further
-samples of them, are asked only until no other result can win any more. With checks of the user and
-no result to agree on, they are asked one after the other, the cheapest first, until an answer
-passes.
+samples of them, are asked only until no other result can win any more. With checks and without a
+result to agree on, they are asked one after the other, the cheapest first, until an answer passes.
 
 Paper: it agrees segment by segment only. Taking the most frequent of several sampled results is
 self-consistency (Wang et al., 2023).
@@ -77,7 +76,7 @@ class Tally:
 
     def winners(self) -> list[Voter]:
         """The voters with the result that has won; without any result, the first voter whose answer
-        may stand."""
+        passed the checks."""
         ranked = self.ranked()
         return self.groups[ranked[0]] if ranked else self.silent[:1]
 
@@ -169,7 +168,7 @@ def answers(query: Query, settings: Settings, panel: Panel, referee: Referee = F
 
 
 def _result_function(result: str | Result | None) -> Result:
-    """The function that finds an answer's result. Without one, every text is a result."""
+    """The function that finds an answer's result. If none is set, the whole text is the result."""
     if result is None:
         return lambda text: text
     return RESULTS[result] if isinstance(result, str) else result
@@ -185,7 +184,7 @@ def _whole_answers(
     jobs: Mapping[str, DraftJob], answer: Answer
 ) -> Generator[Ask, Replies, Replies]:
     """The replies to these jobs. A draft that stopped before text that the constraint forces is
-    continued behind that text."""
+    continued after that text."""
     whole = dict((yield Ask(jobs, 1)))
     written = dict.fromkeys(jobs, answer)
     new: Replies = {
@@ -248,8 +247,8 @@ def _result(result_of: Result, text: str) -> Hashable:
 
 
 def voters(panel: Panel, samples: int, *, cheapest_first: bool = False) -> list[Voter]:
-    """The first samples of all members, then all second samples, and so on: the lead's first and
-    then by weight, or by the members' sizes."""
+    """The first samples of all members, then all second samples, and so on. Members are ordered by
+    weight, the lead first, or by size, the smallest first."""
     sizes = {member.name: member.size or math.inf for member in panel.members}
 
     def rank(name: str) -> tuple[float, float]:

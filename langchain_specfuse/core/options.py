@@ -385,7 +385,7 @@ class Settings(Checked):
     checks: Annotated[list[SkipValidation[Check]], BeforeValidator(as_checks)] = Field(
         default_factory=list,
         description="functions that every text must pass before it is streamed: they take the text "
-        "so far, and return None or the reason why it may not stand",
+        "so far, and return None or the reason to refuse it",
     )
     redrafts: Annotated[int, Field(strict=True, ge=0)] = Field(
         default=4,

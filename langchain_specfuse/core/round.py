@@ -48,7 +48,7 @@ class Rejection:
     """The check's name."""
     reason: str
     kept: int = 0
-    """How many characters at the beginning of the text were kept. The rest was cut off."""
+    """How many characters at the beginning of the text were kept; the rest was cut off."""
     is_shown: bool = False
     """The draft was agreed in spite of the check (``on_failure="keep"``)."""
     tokens: int = 0
@@ -146,8 +146,8 @@ class Round:
     rejected: tuple[Rejection, ...] = ()
     """The drafts that checks refused in this round, in their order."""
     withdrawn: str = ""
-    """Text at the end of the answer that earlier rounds had agreed and a check refused. It was held
-    back, and never shown; this round's segment takes its place."""
+    """Text at the end of the answer that earlier rounds had agreed and that a check then refused.
+    It was held back and never shown; this round's segment takes its place."""
     checks: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """check -> how many drafts it ``passed`` and ``rejected`` in this round."""
     finish: Finish | None = None
@@ -168,8 +168,8 @@ class Round:
 
     @property
     def drafted(self) -> int:
-        """The length of all drafts in their authors' tokens, with those that were refused and drawn
-        again."""
+        """The length of all drafts in their authors' tokens, including drafts that were refused and
+        drawn again."""
         count = sum(len(draft.tokens) or bool(draft.text) for draft in self.drafts.values())
         counted = {(name, draft.text) for name, draft in self.drafts.items()}
         for item in self.rejected:

@@ -61,7 +61,7 @@ def rounds(query: Query, settings: Settings, panel: Panel, referee: Referee = FR
         agreed = answer.text
         checking.begin_round()
         # 1. Draft. Members propose how the answer continues: a lead that is sure drafts alone.
-        #    A draft that fails a check of the user cannot win. If none is left, they draft again.
+        #    A draft that a check refuses cannot win. If none is left, members draft again.
         eligible: dict[str, Draft] = {}
         while not eligible:
             panel, drafts = yield from call_for_drafts(
@@ -143,8 +143,8 @@ def call_for_drafts(
     checking: Checking,
 ) -> Generator[Ask, Replies, tuple[Panel, dict[str, Draft]]]:
     """The drafts of all members, or of the lead alone if its draft is agreed without a vote. After
-    a draft that failed a check, those that draft again; the others only if none of these can.
-    Failed members leave the panel."""
+    a failed check, only the members that draft again are asked; the others only if none of those
+    can. Failed members leave the panel."""
     has_vote = len(panel.drafters) > 1
     if panel.lead is not None and settings.method.margin == math.inf:
         has_vote = False
@@ -235,8 +235,8 @@ def refused_round(
         return name != panel.lead, -round(weights.get(name, 0.0), 12)
 
     authors = sorted(clock.refusals, key=rank)
-    # If the answer has not begun, its forced text is not shown. Nor is text that checks have not
-    # passed.
+    # If the answer has not begun, its forced text is not shown. Neither is text that checks have
+    # not passed.
     text = answer.text[answer.shown :] if number > 1 and checking.is_idle else ""
     drafts = {**drafts, **dict.fromkeys(authors, Draft(""))}
     return Round(
@@ -450,6 +450,6 @@ class Clock:
             self.budget.spend([reply.effort])
 
     def lap_checks(self, checking: Checking) -> None:
-        """Count the time since the last lap as that of the user's checks, if there are any."""
+        """Count the time since the last lap as time of the user's checks, if there are any."""
         if not checking.is_idle:
             self.lap("check", {})

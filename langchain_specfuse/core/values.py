@@ -256,8 +256,9 @@ class DraftJob:
     billed fails with ``BUDGET`` instead; others ignore it."""
     excluded: tuple[int, ...] = ()
     """The draft may not begin with one of these tokens of the member's own, because a check refused
-    what they begin. They are allowed again after the first token. A member whose probe says
-    ``excludes=False`` ignores them, and so does every member where no other token is legal."""
+    the text that they begin. They are allowed again after the first token. A member whose probe
+    says ``excludes=False`` ignores them, and so does every member if the grammar allows no other
+    token."""
 
 
 @dataclass(frozen=True, slots=True)

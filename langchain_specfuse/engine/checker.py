@@ -1,10 +1,10 @@
-"""Asks the user's checks, off the threads that compute.
+"""Run the user's checks, off the threads that compute.
 
 A plain function runs on a thread, because it may block. A coroutine function runs on the caller's
 event loop; a synchronous call has none, so a loop in the background takes its place. A LangChain
 ``Runnable`` is invoked with the call's config. All checks of one :class:`.CheckAsk` run side by
 side, each in a copy of the caller's context variables and with a time limit of its own. A check
-that fails itself gets a verdict that says how: nothing that it raises reaches another thread.
+that fails itself gets a verdict that says how; what it raised is raised in no other thread.
 
 The threads are shared by all answers and end when they are idle. They are daemons, so a check that
 hangs does not keep the interpreter from ending; ``concurrent.futures`` would wait for it.
@@ -33,7 +33,7 @@ from .worker import forked, refuse_fork
 log = logging.getLogger("langchain_specfuse")
 
 IDLE_S = 2.0
-"""A thread without work ends after this long; the next check starts a new one."""
+"""A thread ends after this long without work; the next check starts a new one."""
 MAX_THREADS = 256
 """The most plain functions that run at once. Those that exceeded their time limit do not count."""
 STUCK_S = 1.0
@@ -46,9 +46,9 @@ _PASSED = Verdict()
 
 
 class Checker:
-    """Asks the checks of one answer.
+    """Runs the checks of one answer.
 
-    It is made on the caller's thread, because it takes the caller's context variables from there.
+    Create it on the caller's thread: it copies the caller's context variables.
     """
 
     def __init__(
@@ -64,7 +64,8 @@ class Checker:
         self._config = config
         self._variables = contextvars.copy_context()
         self._targets: dict[int, tuple[Any, _Target]] = {}
-        """By the id of a check's function, which is kept alive so that no other gets its id."""
+        """By the id of a check's function. The function is kept alive so that no other object gets
+        its id."""
         self._open: dict[_Call, None] = {}
         self._closed = False
 
@@ -76,7 +77,7 @@ class Checker:
         calls = [_Call(self, job, at, verdicts, deliver) for at, job in enumerate(jobs)]
         for call in calls:
             self._open[call] = None
-        if self._closed:  # after the calls are noted: whichever comes last sees the other
+        if self._closed:  # checked after the calls are noted, in case of a concurrent close()
             self.close()
             return
         if not calls:
@@ -96,7 +97,7 @@ class Checker:
         _background.release(self)
 
     def target(self, function: Any) -> _Target:
-        """How this function is called."""
+        """How to call this function."""
         known = self._targets.get(id(function))
         if known is None:
             known = function, _Target.of(function, has_loop=self._loop is not None)
@@ -104,7 +105,7 @@ class Checker:
         return known[1]
 
     def arguments(self, target: _Target, job: CheckJob) -> tuple[Any, ...]:
-        """What a check is called with."""
+        """The arguments to call a check with."""
         if target.takes_config:
             return job.text, self._config
         if target.takes_context:
@@ -120,7 +121,7 @@ class Checker:
         return self._loop or _background.loop_for(self)
 
     def awaits(self, call: _Call) -> bool:
-        """Whether this call is not over."""
+        """Whether this call is still open."""
         return call in self._open
 
     def forget(self, call: _Call) -> None:
@@ -137,7 +138,7 @@ class Checker:
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """What to call for a check, where, and with what besides the text."""
+    """What to call for a check, where to run it, and what to pass besides the text."""
 
     call: Callable[..., Any]
     is_coroutine: bool = False
@@ -146,7 +147,7 @@ class _Target:
 
     @classmethod
     def of(cls, function: Any, *, has_loop: bool) -> _Target:
-        """The target for a check's function. A ``Runnable`` is asked asynchronously if the caller
+        """The target for a check's function. A ``Runnable`` is invoked asynchronously if the caller
         has an event loop."""
         if hasattr(function, "invoke"):
             if has_loop and hasattr(function, "ainvoke"):
@@ -198,7 +199,7 @@ class _Verdicts:
 
 
 class _Call:
-    """One check that is being asked about one text."""
+    """One check that runs on one text."""
 
     def __init__(
         self, checker: Checker, job: CheckJob, at: int, verdicts: _Verdicts, deliver: Deliver
@@ -219,14 +220,14 @@ class _Call:
         return self._job.check.timeout_s
 
     def begin(self) -> None:
-        """Ask the check, on a thread or on the event loop."""
+        """Start the check, on a thread or on the event loop."""
         if self._over:
             return
         target = self._checker.target(self._job.check.function)
         if not target.is_coroutine:
             _THREADS.put(partial(self._run, target))
             return
-        # From now on, because the loop may never run again.
+        # The time limit starts now, because the loop may never run again.
         _LIMITS.add(self)
         self._post(partial(self._call, target))
 
@@ -301,8 +302,8 @@ class _Call:
             verdict = _verdict_of(await call())
         except BaseException as error:
             verdict = _raised(error)
-            # An error that left this task would end the caller's loop, but the loop must see that
-            # the task was cancelled.
+            # An error that left this task could end the caller's loop. A cancellation must leave
+            # it, so that the loop sees it.
             task = asyncio.current_task()
             if isinstance(error, GeneratorExit) or (task is not None and task.cancelling()):
                 raise
@@ -313,8 +314,7 @@ class _Call:
     # - the verdict
 
     def _end(self, verdict: Verdict, *, is_on_thread: bool = False) -> None:
-        """Add the verdict, and deliver all with the last one: on this thread if it may be used for
-        what follows."""
+        """Add the verdict. With the last one, deliver all: on this thread if it is one of ours."""
         self._over = True
         _LIMITS.remove(self)
         self._checker.forget(self)
@@ -355,7 +355,7 @@ def _verdict_of(result: Any) -> Verdict:
 
 
 def _raised(error: BaseException) -> Verdict:
-    """The verdict of a check that raised. Of the traceback, the part inside the check remains."""
+    """The verdict of a check that raised. The traceback keeps only the part inside the check."""
     name = type(error).__name__
     while (here := error.__traceback__) and here.tb_frame.f_code.co_filename == __file__:
         error.__traceback__ = here.tb_next
@@ -367,8 +367,8 @@ def _raised(error: BaseException) -> Verdict:
 
 
 def _bounded(verdict: Verdict) -> Verdict:
-    """The verdict with a reason of bounded length. It is masked before: half a key would not be
-    found."""
+    """The verdict with a reason of bounded length. Keys in it were masked before, because half a
+    key would not be found."""
     reason = verdict.reason or ""
     if len(reason) <= LONGEST_REASON:
         return verdict
@@ -383,12 +383,12 @@ def _encodable(text: str) -> str:
 
 
 class _Threads:
-    """Threads that take turns to call functions. There is always one for the next function, up to
+    """Threads that call functions. If none is idle, the next function starts a new one, up to
     ``MAX_THREADS``."""
 
     def __init__(self) -> None:
-        # A condition instead of a SimpleQueue, whose get(timeout=...) may wait forever where
-        # several threads get (seen with Python 3.11). Re-entrant, because a finalizer that closes a
+        # A condition instead of a SimpleQueue, whose get(timeout=...) may wait forever if several
+        # threads call it (seen with Python 3.11). Re-entrant, because a finalizer that closes a
         # checker may be called anywhere.
         self._lock = threading.RLock()
         self._news = threading.Condition(self._lock)
@@ -404,7 +404,7 @@ class _Threads:
         self._start_if_needed()
 
     def abandon(self, thread: threading.Thread) -> None:
-        """Give up a thread that does not return. If it does, it ends."""
+        """Give up a thread that does not return. If it returns after all, it ends."""
         with self._lock:
             self._threads.discard(thread)
         self._start_if_needed()
@@ -421,7 +421,7 @@ class _Threads:
             thread.start()
         except BaseException:
             self._threads.discard(thread)
-            if not self._threads:  # otherwise another one does it later
+            if not self._threads:  # otherwise another thread takes the function later
                 raise
 
     def _work(self) -> None:
@@ -530,13 +530,13 @@ class _Background:
                 self._current.users.discard(checker)
 
     def doubt(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Note that a check on this loop took too long: it may block the loop."""
+        """Note that a check on this loop took too long, so it may be blocking the loop."""
         with self._lock:
             if self._current is not None and self._current.loop is loop:
                 self._current.ping()
 
     def ends(self, ending: _Loop) -> bool:
-        """Whether this loop should end. It is not used any more then."""
+        """Whether this loop should end. If so, it is not used again."""
         with self._lock:
             if self._current is not ending:
                 return True
@@ -558,7 +558,7 @@ class _Loop:
         threading.Thread(target=self._work, name="specfuse-check-loop", daemon=True).start()
 
     def ping(self) -> None:
-        """Ask whether the loop still runs."""
+        """Test whether the loop still runs."""
         if not self._pinged:
             self._pinged = time.monotonic()
             self.loop.call_soon_threadsafe(self._answer)

@@ -183,7 +183,7 @@ class Run:
         finally:
             try:  # also if an interrupt has arrived meanwhile
                 self._forget(self._members)
-            finally:  # or the others would wait for this answer
+            finally:  # otherwise the other answers would wait for this one
                 self._admission.leave(self)
 
     def _begin(self) -> None:
@@ -239,7 +239,7 @@ class Run:
             worker_for(device).put(*jobs)
 
     def _check(self, ask: CheckAsk) -> None:
-        """Ask the user's checks. The thread that has the last verdict advances the loop."""
+        """Run the user's checks. The thread that delivers the last verdict advances the loop."""
 
         def deliver(verdicts: Verdicts) -> None:
             if not self._over:

@@ -175,7 +175,7 @@ class Ensemble:
         """Ask, and get the rounds as they are agreed. The ``timeout`` of the settings does not
         include loading.
 
-        ``referee`` judges texts under the query's constraint, if it has one. ``checker`` asks the
+        ``referee`` judges texts under the query's constraint, if it has one. ``checker`` runs the
         checks of the settings.
         """
         loop = self._loop(self.loaded().result(), query, settings, referee)
