@@ -196,7 +196,7 @@ class Asker:
 
     def load(self, way: Way) -> None:
         """Load the members of this way."""
-        self._model(way, ()).invoke("Hello", max_tokens=1, **_single(way))
+        self._model(replace(way, options={}), ()).invoke("Hello", max_tokens=1)
 
     def answer(self, name: str, case: Case) -> Answer:
         """Ask a question until the answer passes, or until there is no retry left."""
@@ -257,11 +257,6 @@ class Asker:
             shares=about.get("shares", {}),
             rejected=sum(counts["rejected"] for counts in about.get("checks", {}).values()),
         )
-
-
-def _single(way: Way) -> dict[str, Any]:
-    """Options that turn whole answers into an answer by segments, for a question without result."""
-    return {"segment": "draft", "result": None, "samples": 1} if way.options else {}
 
 
 def _tokens(message: Any) -> int:

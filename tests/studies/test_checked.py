@@ -180,6 +180,23 @@ def test_every_way_answers_every_question_once_and_a_stopped_run_continues(tmp_p
     assert texts.export(CASES, tmp_path / "pairs.md") == 2
 
 
+def test_every_way_answers_problems(data, tmp_path):
+    right = "```python\ndef twice(n):\n    return 2 * n\n```"
+    members = {
+        "lead": ScriptedMember(right, name="strong"),
+        "smollm2": ScriptedMember("I do not know.", name="small"),
+        "gemma": ScriptedMember("```python\ndef twice(n):\n    return n\n```", name="other"),
+    }
+    ask = Asker("code", members, lambda *_: None)
+    cases = checked.SETS["code"].cases(SEALED, data)[:1]
+    ways = list(checked.SETS["code"].ways)
+    answers = checked.ask_all(ask, "code", ways, cases, tmp_path / "code.jsonl", at_once=1)
+    assert all(answer.final.right and not answer.final.failed for answer in answers)
+    by_way = {answer.way: answer for answer in answers}
+    assert by_way["samples"].total("passes") > by_way["checked"].total("passes")
+    assert by_way["checked gemma"].final.shares == {"strong": 1.0}
+
+
 def test_pairs_do_not_tell_which_is_which_but_the_key_does(tmp_path):
     _, _, texts = asker(tmp_path, "")
     for way in (LEAD, "pair", "checked"):
