@@ -1,14 +1,14 @@
 """Check what is streamed: no text is shown before it has passed the checks.
 
-A draft that fails is replaced inside the stream: by another member's draft, or by its own beginning
-and another way to go on.
+A draft that fails is replaced within the stream: by another member's draft, or by its own beginning
+with another continuation.
 """
 
 from langchain_specfuse import SpecFuseCallbackHandler, SpecFuseChatModel, checks, demo_members
 
 
 def no_first_person(text: str) -> str | None:
-    """Any function of the answer so far is a check. It returns what is wrong, or None."""
+    """A check is a function of the answer so far. It returns what is wrong, or None."""
     return "speaks of itself" if {"I", "I'm", "I'll", "my"} & set(text.split()) else None
 
 

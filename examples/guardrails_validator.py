@@ -4,8 +4,8 @@ Install it first: ``pip install guardrails-ai``. Its hub has many more validator
 ``from guardrails.hub import ToxicLanguage`` after
 ``guardrails hub install hub://guardrails/toxic_language``.
 
-A validator judges, and ``on_fail`` is left out: the answer is repaired here, by other drafts. It is
-wrapped in a function, because its own ``invoke`` returns the text.
+Leave out ``on_fail``: the validator only judges, and other drafts repair the answer. The validator
+is wrapped in a function, because its own ``invoke`` returns the text.
 """
 
 from guardrails.validators import (
@@ -22,7 +22,7 @@ from langchain_specfuse.checks import Check
 
 @register_validator(name="no-promises", data_type="string")
 class NoPromises(Validator):
-    """A validator of your own. Those of the hub are used in the same way."""
+    """A validator of your own. Use those of the hub in the same way."""
 
     def _validate(self, value: str, metadata: dict) -> ValidationResult:
         if "guarantee" in value.lower():
@@ -31,7 +31,7 @@ class NoPromises(Validator):
 
 
 def validated_by(validator: Validator) -> Check:
-    """A check at every sentence, which is what most validators expect."""
+    """Turn a validator into a check of every sentence, which is what most validators expect."""
 
     def validate(text: str) -> str | None:
         result = validator.validate(text, {})

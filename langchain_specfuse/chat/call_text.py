@@ -149,7 +149,7 @@ class LoneCall:
 
 
 def lone_call(names: Collection[str], text: str) -> ToolCall | None:
-    """The call that is all of this text, if it is one.
+    """The call that makes up all of this text, if the text is a call and nothing else.
 
     >>> lone_call(["add"], '{"name": "add", "arguments": {"a": 1}}')
     ToolCall(name='add', arguments='{"a": 1}', id='')
@@ -161,7 +161,7 @@ def lone_call(names: Collection[str], text: str) -> ToolCall | None:
 
 
 def arguments_of(call: ToolCall) -> Any:
-    """The arguments of a call; their text if it cannot be read."""
+    """The parsed arguments of a call, or their text if it cannot be parsed."""
     try:
         return read_json(call.arguments)
     except (ValueError, RecursionError):

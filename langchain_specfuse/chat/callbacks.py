@@ -45,7 +45,7 @@ class RoundEvent(RoundData):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RejectedEvent:
-    """A check has refused a draft. The text may be what nobody must see."""
+    """A check has refused a draft. Its text may be something that nobody must see."""
 
     run_id: UUID
     round: int
@@ -58,7 +58,7 @@ class RejectedEvent:
     kept: int
     """How many characters at the beginning of the draft were kept."""
     is_shown: bool
-    """The draft became part of the answer all the same (``on_failure="keep"``)."""
+    """The draft became part of the answer anyway (``on_failure="keep"``)."""
     tokens: int
     """Its length in its author's tokens."""
 
@@ -147,7 +147,7 @@ class SpecFuseCallbackHandler(BaseCallbackHandler):
         """A segment was agreed."""
 
     def on_rejected(self, event: RejectedEvent) -> Any:
-        """A check has refused a draft. The events of a round's rejections precede the round's."""
+        """A check has refused a draft. Called before the round's own event."""
 
     def on_weights(self, event: WeightsEvent) -> Any:
         """The voting weights have changed."""

@@ -105,7 +105,7 @@ class AnswerChunks:
             yield self._chunk([], round)
 
     def _authors_of(self, round: Round) -> list[tuple[Round, str]]:
-        """The text that this round releases, and which round wrote each part of it."""
+        """The text that this round releases, in parts, each with the round that wrote it."""
         parts: list[tuple[Round, str]] = []
         for piece in self._text.add(round):
             if parts and parts[-1][0] is piece.round:

@@ -74,8 +74,8 @@ class TooBusyError(BusyError, ModelRateLimitError):
 
 
 class RefusedTextError(CheckError, ModelError):
-    """No text passed one of the user's checks, or a check itself failed. The answer has tried again
-    already, as often as ``redrafts`` allows, so a retry is not advised."""
+    """No text passed one of the user's checks, or a check itself failed. The answer has already
+    tried again as often as ``redrafts`` allows, so it is not retryable."""
 
 
 class ModelRefusalError(ModelError):

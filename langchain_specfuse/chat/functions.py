@@ -16,8 +16,8 @@ from typing import Any
 from ..core.checks import Check
 
 _LOCAL_IDS: dict[int, tuple[Callable[[], Any], str]] = {}
-"""``id(function)`` -> a reference to the function, and its text in this process. Another object may
-get the same ``id`` once the function is gone; then its entry is gone, too."""
+"""``id(function)`` -> a reference to the function, and its id in this process. The entry is removed
+with the function, because another object may then get the same ``id``."""
 _DIGESTS: dict[str, str | None] = {}
 """file -> the digest of its content when it was first needed; None if it cannot be read."""
 
@@ -68,7 +68,7 @@ def _local_id(function: Any) -> str:
 
 
 def _reference_to(function: Any) -> Callable[[], Any]:
-    """A reference that keeps the function alive only if it has to."""
+    """A reference to the function: a weak one, if the function supports it."""
     key = id(function)
 
     def forget(_: object) -> None:

@@ -83,7 +83,7 @@ class Options(Settings):
     @field_validator("checks")
     @classmethod
     def _read_functions(cls, checks: list[Check]) -> list[Check]:
-        """Reads the files of checks now, for the same reason."""
+        """Read the files of checks now, for the same reason."""
         for check in checks:
             if not check.identity:
                 function_id(check.function)

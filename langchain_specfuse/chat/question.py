@@ -126,7 +126,8 @@ class Question:
         )
 
     def _referee(self, query: Query) -> Referee:
-        """The referee of a query. For checks it also knows a call that is written as plain JSON."""
+        """The referee of a query. For checks, it also finds a call that is written as plain
+        JSON."""
         if query.constraint is None:
             return FREE
         referee = _shape.referee_of(query.constraint)
@@ -137,7 +138,7 @@ class Question:
         return referee.with_lone_calls(partial(lone_call, names))
 
     def _checker(self, loop: asyncio.AbstractEventLoop | None, config: Any) -> Checker | None:
-        """What asks the checks of this answer; None if it has none."""
+        """What runs the checks of this answer; None if it has none."""
         if not self.call.checks:
             return None
         return Checker(partial(self._context_of, config), loop, config)

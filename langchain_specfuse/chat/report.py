@@ -50,7 +50,7 @@ REJECTED_EVENT = "specfuse_rejected"
 TAIL = 80
 """The child run of a round shows this many characters of the agreed text before it."""
 REASONS = 5
-"""The message has this many reasons of each check."""
+"""The message contains at most this many reasons of each check."""
 log = logging.getLogger("langchain_specfuse")
 
 CustomEvent = tuple[str, dict[str, Any]]
@@ -107,8 +107,8 @@ class RunScope:
         return {**config, "callbacks": callbacks, "run_id": run_id}, cls(run_id, callbacks)
 
     def child_config(self) -> RunnableConfig:
-        """A config for what runs below this run, such as a chat model that judges drafts. Its text
-        is not streamed to listeners of the answer, as LangGraph's tag ``nostream`` asks."""
+        """A config for runs inside this run, such as a chat model that judges drafts. LangGraph's
+        tag ``nostream`` keeps their text out of the answer's stream."""
         callbacks = self.callbacks
         children = type(callbacks)(
             list(callbacks.handlers),
@@ -302,7 +302,7 @@ class Summary:
         self.used: dict[str, Effort] = {}
         """What members that send requests have used, including verifiers."""
         self._reasons: dict[str, dict[str, None]] = {name: {} for name in checks}
-        """check -> the distinct reasons that it gave: they may quote the text."""
+        """check -> the distinct reasons that it gave. They may quote the text."""
         self._won: Counter[str] = Counter()
         self._looped = 0
 
@@ -484,7 +484,7 @@ class SpanBuilder:
                 yield _member_span(
                     round, "draft", name, effort, inputs=inputs, outputs=outputs, error=error
                 )
-        for position, item in enumerate(refused):  # others have taken their places
+        for position, item in enumerate(refused):  # drafts that others have replaced
             span = _member_span(
                 round, "draft", item["member"], outputs={"text": item["text"]}, error=_reason(item)
             )

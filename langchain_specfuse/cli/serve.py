@@ -64,7 +64,7 @@ def parser() -> argparse.ArgumentParser:
     port.add_argument(
         "--show-rejected",
         action="store_true",
-        help="with --check: let the page show the drafts, with those that a check refused",
+        help="with --check: let the page show all drafts, including those that a check refused",
     )
     port.add_argument(
         "--grace",

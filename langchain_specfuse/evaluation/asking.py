@@ -28,7 +28,7 @@ async def asked(
 
 
 def _checker_of(turns: Sequence[Turn], settings: Settings) -> Checker | None:
-    """What asks the checks; None if there are none."""
+    """What runs the checks; None if there are none."""
     if not settings.checks:
         return None
     messages = messages_of(turns)

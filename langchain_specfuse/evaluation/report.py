@@ -153,7 +153,7 @@ def _row(system: str, answers: Sequence[Graded]) -> Row:
 
 
 def _checks(answers: Sequence[Graded]) -> dict[str, dict[str, int]]:
-    """The counts of all answers together."""
+    """Add up the counts of all answers."""
     sums: dict[str, Counter[str]] = {}
     for graded in answers:
         for name, counts in graded.checks.items():
@@ -203,7 +203,7 @@ def table(report: Report, *, conclusions: bool = True) -> str:
 
 
 def _check_lines(row: Row) -> list[str]:
-    """What the checks have said about one system's drafts, a line for each check."""
+    """One line for each check: how many of a system's drafts it passed and rejected."""
     lines = []
     for name, counts in row.checks.items():
         line = (

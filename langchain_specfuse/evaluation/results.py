@@ -43,8 +43,8 @@ class Graded:
     seconds: float = 0.0
     """Computing time of all members. The time of a batch is divided among its answers."""
     checks: dict[str, dict[str, int]] = field(default_factory=dict)
-    """check -> how many drafts it ``passed`` and ``rejected``, and in how many answers no draft
-    passed it or it failed itself (``ended``)."""
+    """check -> how many drafts it ``passed`` and ``rejected``, and how many answers it ``ended``,
+    because no draft passed it or it failed itself."""
 
 
 _GRADED = TypeAdapter(Graded)

@@ -253,8 +253,8 @@ async def _graded(plan: Plan, system: System, ensemble: Ensemble, ask: Ask) -> G
 
 
 def counts_of(rounds: Sequence[Round], ended: CheckError | None) -> dict[str, dict[str, int]]:
-    """What each check has said about the drafts of one answer. ``ended`` is the error that ended
-    it, if a check did; its round was never finished."""
+    """Count what each check said about the drafts of one answer. ``ended`` is the error with which
+    a check ended the answer, in a round that was never finished."""
     counts: dict[str, Counter[str]] = {}
 
     def count(check: str, kind: str, times: int = 1) -> None:
@@ -282,7 +282,7 @@ def tokens_of(rounds: Iterable[Round]) -> int:
 
 
 def passes_of(round: Round) -> int:
-    """The forward passes of a round: one per drafted token, also of drafts that checks refused, one
+    """The forward passes of a round: one per drafted token, including those of refused drafts, one
     per empty draft, and one per verifier that scored."""
     empty = sum(not (draft.tokens or draft.text) for draft in round.drafts.values())
     return round.drafted + empty + len(round.efforts.get("verify", {}))

@@ -72,8 +72,8 @@ class ScriptedMember:
     :meth:`call` writes a call, and :meth:`refusal` refuses.
 
     It continues from the agreed answer, counted in words: after four agreed words it drafts from
-    its fifth word on, without the white space that the answer ends with already. Under a constraint
-    an agreed text may end inside a word; if the text is its own, it continues inside that word. A
+    its fifth word on, without white space that the answer already ends with. Under a constraint an
+    agreed text may end inside a word; if the text is its own, it continues inside that word. A
     script that the constraint does not allow is cut where it breaks the constraint, and the logger
     ``langchain_specfuse`` warns.
 
@@ -227,8 +227,8 @@ class ScriptedMember:
         if job.query.constraint is not None and script.startswith(agreed):
             return place, _WORD.findall(script[len(agreed) :])
         if agreed[-1:].isspace():
-            # White space at the end is no word, but the beginning of the next one: a check may have
-            # cut the answer there.
+            # White space at the end belongs to the next word. A check may have cut the answer
+            # there.
             place = len(agreed.split())
             rest = _WORD.findall(script)[place:]
             gap = agreed[len(agreed.rstrip()) :]

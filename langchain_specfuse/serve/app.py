@@ -39,7 +39,7 @@ def app_of(
     one of them. ``hosts``: if there are any, a request must use one of these host names, which
     prevents DNS rebinding where there is no key. ``page``: serve a page at ``/`` that asks
     questions and shows the drafts, scores, votes, weights and reasoning of each round.
-    ``show_rejected``: if the chat model has checks, the page also shows the drafts, with those that
+    ``show_rejected``: if the chat model has checks, the page shows all drafts, including those that
     a check refused.
 
     >>> from langchain_specfuse import ScriptedMember

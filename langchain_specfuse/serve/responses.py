@@ -138,8 +138,8 @@ class Completion:
 class Rounds(Completion):
     """The rounds of one answer: an event for each, or the whole trace.
 
-    Without ``show_rejected``, the rounds of an answer with checks have no text but that of the
-    answer: drafts may contain what a check refuses.
+    Without ``show_rejected``, the rounds of an answer with checks contain only the text of the
+    answer, because drafts may contain what a check refuses.
     """
 
     def __init__(
@@ -170,7 +170,8 @@ class Rounds(Completion):
 
 
 def _verified(round: Mapping[str, Any]) -> dict[str, Any]:
-    """The round without text that checks refused, or that was not or is not yet shown."""
+    """The round with shown text only: without drafts that lost or were refused, and without text
+    that is held back."""
     segment = _shown_part(round["segment"], round["text"])
     texts = {round["winner"]: segment}
     return {
@@ -282,7 +283,7 @@ def api_error(error: BaseException) -> ApiError:
     if isinstance(error, CheckError):
         # what a broken check raised may quote anything
         reason = "" if error.__cause__ else f": {error.reason}"
-        failed = f"no text passed the check {error.check!r}{reason}\n-> ask in another way"
+        failed = f"no text passed the check {error.check!r}{reason}\n-> rephrase the question"
         return ApiError(500, failed, code="check_failed")
     if isinstance(error, BusyError):
         seconds = math.ceil(error.retry_after_s)

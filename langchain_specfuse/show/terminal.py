@@ -87,8 +87,8 @@ def table(
     width: int = 100,
     unfinished: Sequence[Rejection] = (),
 ) -> str:
-    """One line per round with its events, then a summary. ``unfinished``: the drafts that checks
-    refused in a last round, which was never finished."""
+    """One line per round with its events, then a summary. ``unfinished`` contains the drafts that
+    checks refused in a last round that was never finished."""
     weights = "weights" if len(paint.names) <= MAX_WEIGHTS else "weight"
     head = ["#", "author", "segment", "total", "margin", weights, "seconds"]
     rows = [_row(item, paint.names) for item in rounds]
@@ -121,7 +121,7 @@ def _note(paint: Paint, code: int, text: str) -> str:
 
 
 def _rejected(rejection: Rejection, paint: Paint) -> str:
-    """A line about a draft that a check refused: what was refused of it is struck out."""
+    """A line about a draft that a check refused. The refused part is struck out."""
     kept, refused = rejection.text[: rejection.kept], rejection.text[rejection.kept :]
     where = f", after {kept!r}" if kept else ""
     why = f"{rejection.check}: {rejection.reason}"

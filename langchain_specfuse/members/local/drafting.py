@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 CUTS = (kept_tokens, cut_in_structure)
 """Functions that find where a draft may be cut. In prose only the first is used."""
 OTHERS = 48
-"""A draft that may not begin with certain tokens comes with this many other first tokens."""
+"""If tokens are excluded, a draft reports at most this many other first tokens."""
 
 
 def most_tokens(job: DraftJob) -> int:
@@ -150,8 +150,8 @@ class OpenDraft:
         return () if self.tokens else self.job.excluded
 
     def find_others(self, legal: Logits, token: int) -> None:
-        """Find the other tokens that the draft could have begun with. ``legal``: the logits of
-        which ``token`` was sampled."""
+        """Find the other tokens that the draft could have begun with. ``legal`` contains the logits
+        from which ``token`` was sampled."""
         known = {token, *self.job.excluded, *self.stops}
         likely = [other for other in most_likely(legal, 4 * OTHERS) if other not in known]
         self.others = self.words.alternatives(self.context, likely, OTHERS)

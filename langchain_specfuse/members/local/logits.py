@@ -72,7 +72,7 @@ def noise(seed: int, position: int) -> float:
 
 
 def most_likely(row: Logits, count: int) -> list[int]:
-    """The most probable tokens, the best first, without those at minus infinity.
+    """The most probable tokens, best first, without those at minus infinity.
 
     >>> most_likely(np.array([1.0, 3.0, -np.inf, 2.0], dtype=np.float32), 3)
     [1, 3, 0]

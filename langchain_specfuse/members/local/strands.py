@@ -25,7 +25,7 @@ sharing it would save little, and the last bits of one answer would depend on an
 MOST = 256
 """At most this many prefixes are kept, because each new query is compared with all of them."""
 RECENT_BYTES, RECENT_ROWS = 64 << 20, 512
-"""At most so many logits are kept within drafts."""
+"""The most bytes and rows of logits that are kept within drafts."""
 REPLACED = 8
 """A new prefix replaces an old one if it shares all but an eighth of it: then it is a later turn of
 the same conversation."""
@@ -61,7 +61,7 @@ class Strand:
         self.ends = dict(other.ends)
 
     def cut(self, size: int) -> None:
-        """Discard everything behind the first ``size`` tokens."""
+        """Discard everything after the first ``size`` tokens."""
         del self.ids[size:]
         self.logits = {n: row for n, row in self.logits.items() if n <= size}
         self.ends = {n: row for n, row in self.ends.items() if n <= size}
@@ -106,11 +106,11 @@ class Branches(NamedTuple):
 
 
 class RecentLogits:
-    """The logits at every place of the last drafts.
+    """The logits at every position of the last drafts.
 
-    The vote and the limits of a draft cut it at few places, but a check may refuse it from any
-    token on. It is then continued before that token, and nothing is read again. The oldest logits
-    go first: without them, one token is read again.
+    The vote and a draft's limits cut it at few places, but a check may refuse it from any token on.
+    With these logits, the answer continues from before that token without reading anything again.
+    The oldest are dropped first; without them, one token is read again.
     """
 
     def __init__(self) -> None:
@@ -132,7 +132,7 @@ class RecentLogits:
         return row if known == ids else None
 
     def drop(self, key: SequenceKey) -> None:
-        """Discard what is kept of this query."""
+        """Discard the logits of this query."""
         for place in [place for place in self._rows if place[0] == key]:
             self._remove(place)
 

@@ -181,7 +181,7 @@ class Completions(Dialect):
 
 
 def never(tokens: Sequence[int]) -> dict[str, float]:
-    """OpenAI's bias that keeps tokens from being drawn.
+    """The ``logit_bias`` of OpenAI's API that keeps these tokens from being drawn.
 
     >>> never([7, 9])
     {'7': -100.0, '9': -100.0}

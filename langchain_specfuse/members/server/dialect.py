@@ -46,8 +46,8 @@ class Drawn:
     reused: int | None = None
     """Tokens of the prompt that were in a cache; None: unknown."""
     likely: tuple[int, ...] = ()
-    """If tokens were excluded: the most probable first tokens, the best first, if the engine
-    reports them."""
+    """If tokens were excluded: the most probable first tokens, best first, if the engine reports
+    them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +64,8 @@ class Path:
 
 
 LIKELY = 20
-"""How many of the most probable tokens are asked for, besides those that are excluded. vLLM reports
-no more."""
+"""How many of the most probable tokens to request, besides the excluded ones. vLLM reports no
+more."""
 
 Scorer = Callable[[str, Sequence[Path]], list[list[float]]]
 """(query id, paths) -> for each path one log-probability per new token, and one for its end if it

@@ -86,9 +86,9 @@ class TokenSession:
     """Whether sampled drafts come with the model's own log-probabilities, not with those after a
     temperature, a penalty or a mask."""
     excludes: bool = False
-    """Whether the engine can be kept from drawing certain tokens."""
+    """Whether the engine does not draw tokens that are excluded, as a trial has shown."""
     raw_after_exclusion: bool = False
-    """Whether drafts come with the model's own log-probabilities then, too."""
+    """Whether drafts have the model's own log-probabilities even if tokens are excluded."""
     _kept: dict[str, list[int]] = field(default_factory=dict)
     """Query id -> its prompt."""
 
@@ -139,7 +139,8 @@ class TokenSession:
         return "" if compared else "its drafts come without numbers to compare with"
 
     def _try_exclusion(self, prompt: list[int]) -> None:
-        """Draw the most probable token, then ask for another one."""
+        """Find out whether the engine excludes tokens: draw one token, then exclude it and draw
+        again."""
         draw = Draw("check", prompt, 1, Sampling(seed=7, repetition_penalty=1.0))
         first = self.dialect.draw(draw).tokens
         if not first:
@@ -186,7 +187,7 @@ class TokenSession:
         while draft.end is None:
             ids = [*context, *draft.tokens]
             sampling = _sampling_at(job, len(ids))
-            # what is excluded may come after the first token
+            # excluded tokens may come after the first token
             count = 1 if excluded else draft.next_count
             draw = Draw(job.query.id, ids, count, sampling, constraint, excluded)
             drawn = self.dialect.draw(draw)

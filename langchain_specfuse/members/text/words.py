@@ -158,7 +158,7 @@ class Words:
     def alternatives(
         self, context: Sequence[int], tokens: Iterable[int], most: int
     ) -> tuple[tuple[int, str], ...]:
-        """The first ``most`` of these tokens that would each add text to the context, with this
+        """The first ``most`` of these tokens that would add text to the context, each with its
         text. A token that completes no character adds none."""
         left, base = self.left(context)
         found: list[tuple[int, str]] = []
