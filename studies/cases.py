@@ -1,7 +1,7 @@
 """A question of the study of checks: what is asked, the checks that its answer must pass, and how a
 finished answer is graded.
 
-The grades do not use the checks: a check that is wrong must show.
+The grades do not use the checks, so that a wrong check is noticed.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ PARTS = (DEVELOPMENT, SEALED)
 
 @dataclass(frozen=True)
 class Grade:
-    """What is recorded of an answer. The text is not."""
+    """The grade of an answer. It is recorded; the answer's text is not."""
 
     right: bool
     note: str = ""
     """What is wrong with it."""
     faults: int = 0
-    """How many, where they are counted."""
+    """The number of faults, if they are counted."""
 
 
 @dataclass(frozen=True)
@@ -32,23 +32,23 @@ class Case:
 
     id: str
     kind: str
-    """For the rows of a table: the rule, or the kind of question."""
+    """The rule or the kind of question. Tables have a row for each."""
     text: str
     checks: tuple[Any, ...]
     grade: Callable[[str], Grade]
     limits_length: bool = False
-    """Whether its rules limit the length, so a short answer is no fault."""
+    """Whether its rules limit the length, so that a short answer is not a fault."""
 
 
 def part_of(text: str, development: int) -> str:
-    """The part that a question belongs to: one in ``development`` is for trying. Its hash decides,
-    so that other questions do not matter."""
+    """The part that a question belongs to. One question in ``development`` is a development
+    question. The hash of its text decides, so the part does not depend on other questions."""
     number = int(hashlib.sha256(text.encode()).hexdigest(), 16)
     return SEALED if number % development else DEVELOPMENT
 
 
 def spread(cases: Sequence[Case], count: int | None) -> list[Case]:
-    """The first ``count`` cases in an order that depends on their ids alone, so that the first few
-    are of all kinds."""
+    """The first ``count`` cases, in an order that depends only on their ids, so that even a few
+    cases are of many kinds."""
     ordered = sorted(cases, key=lambda case: hashlib.sha256(case.id.encode()).hexdigest())
     return ordered[:count]

@@ -3,11 +3,11 @@
 Three sets of questions (``rules.py``, ``programs.py``, ``sources.py``). Each is answered in several
 ways: by the lead alone, by the lead again until its whole answer passes, by the lead and a small
 member, and by both of these with checks. ``preregistration.md``, section 6, says what was decided
-before the sealed part was asked.
+before any sealed question was asked.
 
-    python studies/checked.py rules --data FOLDER                  # a few questions, for trying
+    python studies/checked.py rules --data FOLDER                  # the development questions
     python studies/checked.py rules --data FOLDER --part sealed    # the sealed questions
-    python studies/checked.py rules --part sealed --table          # what they show
+    python studies/checked.py rules --part sealed --table          # the table of results
 
 A stopped run continues. Answers are stored as grades and costs, without their text, except for the
 pairs of ``--pairs``.
@@ -51,12 +51,13 @@ from langchain_specfuse.evaluation.comparison import two_sided
 
 LEAD, RETRIES = "lead", "retries"
 EQUAL = "retries, equal passes"
-"""The retries, but only so many that they cost at least what ``checked`` costs."""
+"""The retries, limited to the fewest attempts that cost at least as much as ``checked``."""
 FILES = {"lead": QWEN, "smollm2": SMOLLM2, "gemma": GEMMA}
 SAMPLED = 0.7
-"""The temperature of an answer that is asked for again. Checked samples have the same."""
+"""The temperature of answers that are asked for again. Samples with checks use the same."""
 SHARE = 0.7
-"""An answer with a smaller share of the lead's words obeys no rule, unless the rule limits them."""
+"""An answer with fewer than this share of the lead's words does not obey, unless a rule limits the
+length."""
 PAIRS = 40
 
 
@@ -71,8 +72,8 @@ class Way:
     options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the chat model."""
     seconds: float = 8.0
-    """About how long a question takes on two idle cores. Once there are answers, their mean
-    counts."""
+    """About how long a question takes on two idle cores. The mean of the answers replaces it once
+    there are some."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class Set:
     max_tokens: int
     ways: Mapping[str, Way]
     count: int
-    """Sealed questions that are asked."""
+    """How many sealed questions are asked."""
 
 
 PAIR = ("lead", "smollm2")
@@ -142,7 +143,7 @@ class Attempt:
     first_s: float = 0.0
     """Seconds until its first text."""
     logprob: float | None = None
-    """The mean log-probability per token that its authors gave it."""
+    """Its mean log-probability per token, as computed by its authors."""
     shares: Mapping[str, float] = field(default_factory=dict)
     """member -> its share of the rounds."""
     rejected: int = 0
@@ -161,7 +162,7 @@ class Answer:
 
     @property
     def final(self) -> Attempt:
-        """The attempt that a user gets: the first that passes, else the first one."""
+        """The attempt that a user gets: the first that passes, otherwise the first one."""
         passing = [attempt for attempt in self.attempts if attempt.passed]
         return (passing or self.attempts)[0]
 
@@ -199,7 +200,7 @@ class Asker:
         self._model(replace(way, options={}), ()).invoke("Hello", max_tokens=1)
 
     def answer(self, name: str, case: Case) -> Answer:
-        """Ask a question until the answer passes, or until there is no retry left."""
+        """Ask a question until the answer passes, or until no retry is left."""
         way = self._set.ways[name]
         model = self._model(way, case.checks if way.is_checked else ())
         attempts: list[Attempt] = []
@@ -317,12 +318,12 @@ def answers_in(path: Path) -> list[Answer]:
     return [read_answer(line) for line in text.splitlines()]
 
 
-# --- what they show -------------------------------------------------------------------------------
+# --- results --------------------------------------------------------------------------------------
 
 
 def with_equal_passes(answers: Sequence[Answer]) -> list[Answer]:
-    """The retries once more, with so few attempts that they cost at least what the checked answers
-    of the same questions cost, together."""
+    """The retries again, limited to the fewest attempts with which all questions together cost at
+    least as much as their checked answers."""
     by_way = grouped(answers)
     checked, retries = by_way.get("checked", {}), by_way.get(RETRIES, {})
     shared = [question for question in retries if question in checked]
@@ -358,8 +359,8 @@ def is_good(name: str, answer: Answer, lead: Answer) -> bool:
 
 
 def table(name: str, answers: Sequence[Answer]) -> Iterator[dict[str, Any]]:
-    """A row for each way and kind of question, against the lead; the first row of each way is of
-    all kinds."""
+    """Yield a row for each way and kind of question, compared with the lead. The first row of each
+    way is for all kinds."""
     by_way = grouped([*answers, *with_equal_passes(answers)])
     lead = by_way[LEAD]
     for way, own in by_way.items():
@@ -463,7 +464,7 @@ def show(name: str, answers: Sequence[Answer], out: Path | None) -> None:
 
 
 class Texts:
-    """The texts of the questions that are read blindly, in a file of their own."""
+    """The answers to the questions of the blind comparison, in a file of their own."""
 
     def __init__(self, path: Path, questions: Sequence[str]) -> None:
         self._path = path
@@ -476,7 +477,8 @@ class Texts:
             file.write(json.dumps({"way": way, "question": question, "text": text}) + "\n")
 
     def export(self, cases: Sequence[Case], out: Path) -> int:
-        """Write the pairs in an order that only the file of the key tells. Returns how many."""
+        """Write the pairs, each in an order that only the key file tells. Returns how many there
+        are."""
         texts: dict[str, dict[str, str]] = defaultdict(dict)
         for line in self._path.read_text().splitlines():
             saved = json.loads(line)

@@ -1,4 +1,4 @@
-"""What answers cost: every token that members compute, whether it is shown or thrown away."""
+"""Measure what answers cost: every token that members compute, whether it is shown or discarded."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Usage:
     passes: int = 0
     """Forward passes: one per drafted token, one per scoring."""
     read: int = 0
-    """Tokens that went through a model, those of prompts included."""
+    """Tokens that went through a model, including those of prompts."""
     prompts: int = 0
-    """Of these, tokens of prompts."""
+    """How many of these were tokens of prompts."""
 
     def since(self, before: Usage) -> Usage:
         return Usage(

@@ -1,5 +1,5 @@
-"""Programs: the even-numbered problems of MBPP. One test is shown and is the check; the grade takes
-all of them, so the others are hidden.
+"""Programs: the even-numbered problems of MBPP. One test is shown to the model and is the check.
+The grade uses all tests, so the others are hidden.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def passes(setup: str, tests: list[str], answer: str) -> Grade:
 
 def same_program(answer: str) -> Hashable:
     """A key that is equal for programs that differ in layout and comments only; None for text that
-    is no program.
+    is not a program.
 
     >>> same_program("```python\\nx = 1  # one\\n```") == same_program("x=1")
     True
@@ -69,7 +69,7 @@ def same_program(answer: str) -> Hashable:
 
 
 def cases(part: str, folder: Path) -> list[Case]:
-    """The problems of a part. One in six is for trying."""
+    """The problems of a part. One in six is a development question."""
     found = []
     for line in (folder / "mbpp-even.jsonl").read_text().splitlines():
         one = json.loads(line)

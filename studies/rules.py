@@ -1,9 +1,9 @@
-"""Rules: questions that ask for a text and name rules that every beginning of a text keeps if the
-text does, such as "no commas" or "at most 40 words".
+"""Rules: questions that ask for a text and name prefix-closed rules, such as "no commas" or "at
+most 40 words". If a text keeps such a rule, so does every beginning of it.
 
-Two sources: templates of our own, and the prompts of IFEval's even half with such a rule. Prompts
-with the rules that were looked at before this study (no commas, lowercase, forbidden words) are
-left out of the second.
+There are two sources: templates of our own, and the prompts of IFEval's even half that contain such
+a rule. IFEval's prompts with rules that were examined before this study (no commas, lowercase,
+forbidden words) are left out.
 """
 
 from __future__ import annotations
@@ -20,18 +20,17 @@ from cases import DEVELOPMENT, SEALED, Case, Grade, part_of
 from langchain_specfuse import checks
 
 MAX_TOKENS = 160
-LOOKED_AT = {
+EXAMINED_BEFORE = {
     "punctuation:no_comma",
     "change_case:english_lowercase",
     "keywords:forbidden_words",
 }
-"""IFEval's names of the rules whose prompts were looked at."""
+"""IFEval's names of the rules whose prompts were examined before."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule: how it is asked for, the check of the chat model, and what a finished text must
-    keep."""
+    """A rule: the request, the check of the chat model, and the test of a finished text."""
 
     kind: str
     asked: str
@@ -40,16 +39,16 @@ class Rule:
     limits_length: bool = False
 
 
-# --- what a finished text must keep ---------------------------------------------------------------
+# --- tests of finished texts ----------------------------------------------------------------------
 
 
 def lacks(pattern: str) -> Callable[[str], bool]:
-    """Whether a text contains nothing that matches."""
+    """A test that a text contains nothing that matches."""
     return lambda text: re.search(pattern, text) is None
 
 
 def words_in(text: str) -> int:
-    """How many words a text has: what stands between two spaces, if it has a letter or a digit.
+    """Count the words of a text: the pieces between spaces that contain a letter or a digit.
 
     >>> words_in("Well - it is 9.")
     4
@@ -58,7 +57,8 @@ def words_in(text: str) -> int:
 
 
 def sentences_in(text: str) -> list[str]:
-    """The sentences of a text: they end with a mark before white space, or with an empty line.
+    """The sentences of a text. A sentence ends with a punctuation mark before white space, or with
+    an empty line.
 
     >>> sentences_in("It is 9.30. Hurry! Or not")
     ['It is 9.30.', 'Hurry!', 'Or not']
@@ -68,7 +68,7 @@ def sentences_in(text: str) -> list[str]:
 
 
 def is_brief(text: str, words: int) -> bool:
-    """Whether every sentence has at most so many words."""
+    """Whether every sentence has at most this many words."""
     return all(words_in(sentence) <= words for sentence in sentences_in(text))
 
 
@@ -169,7 +169,7 @@ TASKS: tuple[tuple[str, str, str], ...] = (
     ("Describe an old clock in a hallway.", "time", "wood"),
     ("Write a complaint about a noisy construction site.", "noise", "morning"),
 )
-TRIED_TASKS: tuple[tuple[str, str, str], ...] = (
+DEVELOPMENT_TASKS: tuple[tuple[str, str, str], ...] = (
     ("Describe a mountain hut in summer.", "mountain", "view"),
     ("Explain how a candle burns.", "wax", "flame"),
     ("Write a thank-you note to a doctor.", "thank", "care"),
@@ -177,7 +177,7 @@ TRIED_TASKS: tuple[tuple[str, str, str], ...] = (
     ("Give tips for growing tomatoes on a balcony.", "plants", "sun"),
     ("Describe a street market in the evening.", "people", "food"),
 )
-"""Tasks of the questions for trying. No sealed question has one of them."""
+"""Tasks of the development questions. No sealed question uses them."""
 EACH = 16
 """Sealed questions of each kind of rule."""
 LETTERS = "kwpgbvfy"
@@ -315,8 +315,8 @@ def _case(name: str, kind: str, asked: str, rules: tuple[Rule, ...]) -> Case:
 
 
 def templates(part: str) -> Iterator[Case]:
-    """The questions of our own. Every kind of rule meets other tasks."""
-    tasks, count = (TASKS, EACH) if part == SEALED else (TRIED_TASKS, 1)
+    """Our own questions. Every kind of rule is combined with different tasks."""
+    tasks, count = (TASKS, EACH) if part == SEALED else (DEVELOPMENT_TASKS, 1)
     kinds: list[tuple[Any, ...]] = [(rule,) for rule in RULES] + list(PAIRS)
     for position, kind in enumerate(kinds):
         repeats = count if len(kind) == 1 or part == DEVELOPMENT else count // 4
@@ -334,7 +334,7 @@ def published(folder: Path) -> Iterator[Case]:
     for line in (folder / "ifeval-even.jsonl").read_text().splitlines():
         one = json.loads(line)
         names = one["instruction_id_list"]
-        if LOOKED_AT & set(names):
+        if EXAMINED_BEFORE & set(names):
             continue
         given = zip(names, one["kwargs"], strict=True)
         rules = [rule for name, values in given if (rule := _published_rule(name, values))]
@@ -343,8 +343,8 @@ def published(folder: Path) -> Iterator[Case]:
 
 
 def _published_rule(name: str, values: Mapping[str, Any]) -> Rule | None:
-    """IFEval's instruction as a rule; None if beginnings of a text do not keep it, or any text of
-    this study's length does."""
+    """Turn an instruction of IFEval into a rule. Returns None if it is not prefix-closed, or if
+    every text of this study's length keeps it."""
     relation = [value for key, value in values.items() if key.endswith("relation")]
     if name == "change_case:english_capital":
         return Rule(name, "", capitals_only, lacks("[a-z]"))
@@ -373,6 +373,6 @@ def _published_rule(name: str, values: Mapping[str, Any]) -> Rule | None:
 
 
 def cases(part: str, folder: Path) -> list[Case]:
-    """The questions of a part. One IFEval prompt in eight is for trying."""
+    """The questions of a part. One IFEval prompt in eight is a development question."""
     prompts = [case for case in published(folder) if part_of(case.text, 8) == part]
     return [*templates(part), *prompts]
