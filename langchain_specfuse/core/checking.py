@@ -89,6 +89,9 @@ class Redraft:
     at: int
     """The length of the answer from which the redraft continues."""
     author: str
+    fault: Fault
+    first: First
+    """The first draft that failed here."""
     excluded: dict[str, set[int]] = field(default_factory=dict)
     """member -> tokens that its draft may not begin with there."""
     is_sampled: bool = False
@@ -429,8 +432,10 @@ class Checking:
         """Exclude the token after the cut from what its author writes next."""
         writer = self._writer_at(item, cut)
         able = {member.name for member in panel.members if member.excludes}
+        first_draft = self._first
+        assert first_draft is not None
         if self._redraft is None or self._redraft.at != cut:
-            self._redraft = Redraft(cut, writer.author)
+            self._redraft = Redraft(cut, writer.author, fault, first_draft)
         self._redraft.author = writer.author
         self._tries += 1
         tokens = [*writer.draft.tokens]
@@ -580,11 +585,24 @@ class Checking:
 
     # --- when no attempt passes -------------------------------------------------------------------
 
-    def _give_up(self, answer: Answer, fault: Fault, panel: Panel) -> Steps:
+    @property
+    def is_redrafting(self) -> bool:
+        """Whether a draft has failed, and no text beyond its fault has been verified yet."""
+        return self._redraft is not None
+
+    def without_writers(self, answer: Answer, panel: Panel, error: Exception) -> Steps:
+        """Do what ``on_failure`` says, because no member can replace a draft that failed: for
+        example, a member that cannot continue a text that was cut. ``error`` says why."""
+        redraft = self._redraft
+        assert redraft is not None
+        self._first = self._first or redraft.first
+        return (yield from self._give_up(answer, redraft.fault, panel, str(error)))
+
+    def _give_up(self, answer: Answer, fault: Fault, panel: Panel, attempts: str = "") -> Steps:
         """Do what ``on_failure`` says, because no attempt has passed."""
         how = self._settings.on_failure
         if how == "raise":
-            attempts = f"redrafts={self._settings.redrafts} in a row"
+            attempts = attempts or f"redrafts={self._settings.redrafts} in a row"
             raise self._reported(no_text_passed(fault, answer, attempts))
         if how == "keep":
             return (yield from self._kept(answer, panel))

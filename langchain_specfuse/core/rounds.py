@@ -64,13 +64,22 @@ def rounds(query: Query, settings: Settings, panel: Panel, referee: Referee = FR
         #    A draft that a check refuses cannot win. If none is left, members draft again.
         eligible: dict[str, Draft] = {}
         while not eligible:
-            panel, drafts = yield from call_for_drafts(
-                panel, query, settings, answer, number, clock, checking
-            )
-            if is_refused(settings, clock, drafts):
-                yield refused_round(number, panel, before, answer, drafts, clock, checking, agreed)
-                return
-            checked = yield from checking.judged(answer, drafts, panel)
+            try:
+                panel, drafts = yield from call_for_drafts(
+                    panel, query, settings, answer, number, clock, checking
+                )
+            except EnsembleError as error:
+                if not checking.is_redrafting:
+                    raise
+                drafts = {name: Draft("") for name in panel.drafters}  # no member leaves
+                checked = yield from checking.without_writers(answer, panel, error)
+            else:
+                if is_refused(settings, clock, drafts):
+                    yield refused_round(
+                        number, panel, before, answer, drafts, clock, checking, agreed
+                    )
+                    return
+                checked = yield from checking.judged(answer, drafts, panel)
             clock.lap_checks(checking)
             answer, eligible = checked.answer, checked.eligible
             if checked.is_over:
@@ -174,7 +183,7 @@ def call_for_drafts(
         more = yield Ask(more_jobs, number)
         clock.lap("draft", more)
         replies = {**replies, **more}
-    if number > 1 and is_at_limits(replies):
+    if number > 1 and is_at_limits(replies) and not checking.is_redrafting:
         # The answer ends here, and no member leaves.
         return panel, {name: Draft("") for name in panel.drafters}
     asked = [name for name in panel.drafters if name in replies]

@@ -7,10 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis
 from hypothesis import strategies as st
+from langchain_core.language_models import FakeListChatModel
 from langchain_core.tools import tool
 from pydantic import BaseModel
 
 from langchain_specfuse import (
+    ChatModelMember,
     CheckError,
     ScriptedMember,
     SpecFuseCallbackHandler,
@@ -336,3 +338,28 @@ def test_a_check_learns_of_an_end_without_new_text():
         message = llm.invoke("x")
         assert message.text == script
         assert message.response_metadata["finish_reason"] == finish
+
+
+# --- members that cannot write another draft ------------------------------------------------------
+
+
+@pytest.mark.parametrize("calls", [None, 1])
+def test_a_chat_model_alone_does_what_on_failure_says_where_it_cannot_go_on(calls):
+    """It cannot continue a text that was cut, and a further request may cost too much."""
+    hosted = ChatModelMember(FakeListChatModel(responses=[UNSAFE]), name="hosted")
+    llm = SpecFuseChatModel(
+        members=[hosted], checks=[forbids("guarantee")], max_calls=calls, segment_tokens=4
+    )
+    ended = llm.invoke("x", on_failure="end")
+    assert ended.text.rstrip() == "We"
+    assert ended.response_metadata["finish_reason"] == "check"
+    streamed = []
+    with pytest.raises(CheckError, match="hosted") as raised:
+        streamed.extend(chunk.text for chunk in llm.stream("x"))
+    assert raised.value.text == "".join(streamed)
+
+
+def test_the_first_draft_can_be_kept_although_its_member_cannot_go_on():
+    hosted = ChatModelMember(FakeListChatModel(responses=["We guarantee it."]), name="hosted")
+    llm = SpecFuseChatModel(members=[hosted], checks=[forbids("guarantee")], on_failure="keep")
+    assert llm.invoke("x").text == "We guarantee it."
