@@ -481,8 +481,8 @@ class Checking:
             return False
         if len(words) < MANY or not words.keys() <= refused:
             excluded |= refused
-            if _begins_word(refused_text, before):
-                excluded |= all_others - words.keys()  # a word takes the place of a word
+            if refused_text.strip()[:1].isalnum():
+                excluded |= all_others - words.keys()  # a word replaces a word or a number
             return False
         spelled_otherwise = [
             CheckJob(fault.check, before + text.lower(), text, writer.author, ended=False)

@@ -232,6 +232,8 @@ def beginnings(text: str, ends: Sequence[int] | None) -> Iterator[int]:
 
     >>> list(beginnings(" the guarantee, so", [4, 9, 14, 15, 18]))
     [4, 14, 15, 18]
+    >>> list(beginnings("at 8:30.", None))
+    [2, 3, 7, 8]
     """
     places = range(1, len(text) + 1) if ends is None else dict.fromkeys(ends)
     for at in places:
@@ -241,5 +243,16 @@ def beginnings(text: str, ends: Sequence[int] | None) -> Iterator[int]:
             yield at
             continue
         left, right = text[at - 1], text[at]
-        if not (joined(left, right) or (left.isalnum() and right.isalnum())):
+        if joined(left, right) or (left.isalnum() and right.isalnum()):
+            continue
+        if not _is_inside_number(text, at):
             yield at
+
+
+def _is_inside_number(text: str, at: int) -> bool:
+    """Whether this place is beside a mark between two digits, as in 8:30, 2.5 and 2024-03-05."""
+    for mark in (at - 1, at):
+        around = text[max(mark - 1, 0) : mark + 2]
+        if text[mark] in ".,:/-" and len(around) == 3 and around[::2].isdigit():
+            return True
+    return False

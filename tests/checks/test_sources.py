@@ -167,3 +167,9 @@ def test_sources_are_a_list_of_texts_or_documents(sources):
 def test_sources_are_not_in_the_repr():
     check = checks.grounded(["secret"])
     assert "secret" not in f"{check!r} {check.function!r} {check.identity}"
+
+
+def test_the_number_of_an_item_is_no_fact_also_where_the_text_ends_behind_it():
+    check = checks.grounded(["Nothing is counted."])
+    for text in ("Steps:\n\n1.", "Steps:\n\n1. Look.\n2.", "- 3)"):
+        assert check.function(text) is None
