@@ -38,7 +38,7 @@ def json_schema(schema: Any) -> Check:
         return _check(ValidFor(schema), "")
     if not isinstance(schema, Mapping) or not _KEYWORDS & schema.keys():
         error = UsageError(f"expected a JSON schema or a pydantic class, got {schema!r:.200}")
-        raise advised(error, "a schema says at least its 'type', for example {'type': 'object'}")
+        raise advised(error, "a schema has at least a 'type', for example {'type': 'object'}")
     try:
         text = json.dumps(schema, sort_keys=True)
     except (TypeError, ValueError, RecursionError) as error:

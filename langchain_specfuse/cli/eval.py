@@ -107,7 +107,7 @@ def add_grader(parser: argparse.ArgumentParser, meaning: str) -> None:
         action=_Removed,
         nargs="*",
         help=argparse.SUPPRESS,
-        advice="it is called --grader: it grades finished answers; --check is for the checks that "
+        advice="use --grader, which grades finished answers; --check is for the checks that "
         "text must pass before it is streamed",
     )
 

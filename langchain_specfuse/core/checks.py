@@ -1,4 +1,4 @@
-"""The user's checks: what they are, and which part of a growing answer each is asked about.
+"""The user's checks: what they are, and which part of a growing answer each of them judges.
 
 A check is a function of the answer so far. It returns None, or the reason why it refuses the text.
 No text is shown before every check that concerns it has passed it. The loop never calls a check
@@ -30,7 +30,7 @@ TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class CheckContext:
-    """What a check may want to know besides the text.
+    """What a check can use besides the text.
 
     It is passed to checks whose second positional parameter is required.
     """
@@ -38,7 +38,7 @@ class CheckContext:
     messages: Sequence[Any]
     """The conversation, as LangChain messages."""
     draft: str
-    """The end of the text that is new: the draft, and what was held back before it."""
+    """The new part at the end of the text: the draft, after text that was held back, if any."""
     author: str
     """The member that wrote the draft."""
     ended: bool
@@ -148,7 +148,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class CheckAsk:
-    """What the loop wants to know from checks next. It expects one verdict per job, in order."""
+    """The loop's next questions to checks. It expects one verdict per job, in order."""
 
     jobs: tuple[CheckJob, ...]
 

@@ -57,7 +57,7 @@ class Probe:
     unsure: tuple[str, ...] = ()
     """Those of them that it may refuse, because its profile does not say that it reads them."""
     excludes: bool = False
-    """Whether it heeds ``DraftJob.excluded``."""
+    """Whether it honours ``DraftJob.excluded``."""
 
 
 @runtime_checkable

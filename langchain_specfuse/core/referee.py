@@ -55,8 +55,8 @@ class Referee:
         return self.prose(answer)
 
     def before_calls(self, answer: str) -> int:
-        """The length of the text before the tool calls, all of it if no call has begun for
-        certain."""
+        """The length of the text before the tool calls; the whole length if no call has certainly
+        begun."""
         return len(answer)
 
     def calls(self, answer: str) -> tuple[tuple[ToolCall, int], ...]:
@@ -64,7 +64,8 @@ class Referee:
         return ()
 
     def with_lone_calls(self, lone: Callable[[str], ToolCall | None]) -> Referee:
-        """This referee, for which a whole text that ``lone`` reads as a call is one, too."""
+        """This referee, but one that also treats a whole text as a call if ``lone`` reads it as
+        one."""
         return self
 
 

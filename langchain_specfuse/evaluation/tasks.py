@@ -135,7 +135,8 @@ def questions_of(path: str | Path) -> tuple[Question, ...]:
             raise advised(UsageError(f"{where} has no 'input', only {sorted(line)}"), EXAMPLE)
         if "checker" in line:
             error = UsageError(f"{where} has 'checker', which is called 'grader' now")
-            raise advised(error, "rename it: checks are what SpecFuseChatModel(checks=...) takes")
+            advice = "rename it to 'grader'; checks are what SpecFuseChatModel(checks=...) takes"
+            raise advised(error, advice)
         name = str(number if line.get("id") is None else line["id"])
         if name in line_of:
             error = UsageError(
