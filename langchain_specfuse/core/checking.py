@@ -45,8 +45,8 @@ seeds."""
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """A draft, and the answer and the marks before it."""
+class Continuation:
+    """A draft that continues an answer: the answer before and after it, and the marks before it."""
 
     before: Answer
     marks: Marks
@@ -56,7 +56,7 @@ class Written:
     """The answer with the draft."""
 
     @classmethod
-    def of(cls, before: Answer, marks: Marks, draft: Draft, author: str) -> Written:
+    def of(cls, before: Answer, marks: Marks, draft: Draft, author: str) -> Continuation:
         tokens = {author: draft.tokens} if draft.tokens else {}
         after = before.plus(Segment(draft.text, draft.ended, tokens))
         return cls(before, marks, draft, author, after)
@@ -72,10 +72,10 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class First:
+class FirstFailure:
     """The first draft that failed since text was last verified, for ``on_failure="keep"``."""
 
-    written: Written
+    written: Continuation
     check: str
     text: str
     ended: bool
@@ -90,7 +90,7 @@ class Redraft:
     """The length of the answer from which the redraft continues."""
     author: str
     fault: Fault
-    first: First
+    first: FirstFailure
     """The first draft that failed here."""
     excluded: dict[str, set[int]] = field(default_factory=dict)
     """member -> tokens that its draft may not begin with there."""
@@ -120,7 +120,7 @@ class Checking:
         self._settings = settings
         self._checks: tuple[Check, ...] = tuple(settings.checks)
         self._marks: Marks = {check.name: 0 for check in self._checks}
-        self._written: list[Written] = []
+        self._held_back: list[Continuation] = []
         """The agreed drafts of which some text is held back."""
         self._passed: dict[str, Marks] = {}
         """member -> the marks after its draft, for drafts that passed."""
@@ -137,7 +137,7 @@ class Checking:
         """The members that draft next; None for the usual ones."""
         self._length: int | None = None
         """The length of drafts after a fault."""
-        self._first: First | None = None
+        self._first: FirstFailure | None = None
         self._last: Fault | None = None
         """The last fault of a whole answer."""
         # what the current round reports
@@ -197,7 +197,8 @@ class Checking:
         if self.is_idle:
             return Outcome(answer, dict(drafts))
         written = {
-            name: Written.of(answer, self._marks, draft, name) for name, draft in drafts.items()
+            name: Continuation.of(answer, self._marks, draft, name)
+            for name, draft in drafts.items()
         }
         faults = yield from self._faults(written)
         for name in faults:
@@ -213,7 +214,8 @@ class Checking:
         if self.is_idle or not drafts:
             return list(drafts)
         written = {
-            name: Written.of(answer, self._marks, draft, name) for name, draft in drafts.items()
+            name: Continuation.of(answer, self._marks, draft, name)
+            for name, draft in drafts.items()
         }
         faults = yield from self._faults(written)
         for name in faults:
@@ -239,7 +241,7 @@ class Checking:
         error.rejected = tuple(rejection.as_dict() for rejection in self.rejected)
         return error
 
-    def _faults(self, written: Mapping[str, Written]) -> Steps:
+    def _faults(self, written: Mapping[str, Continuation]) -> Steps:
         """Ask about these drafts, all at once. Returns the first fault of each that fails."""
         jobs: list[CheckJob] = []
         parts: dict[str, range] = {}
@@ -263,7 +265,7 @@ class Checking:
         self._count([jobs[i] for i in range(len(jobs))], verdicts)
         return faults
 
-    def _jobs(self, item: Written) -> Iterator[CheckJob]:
+    def _jobs(self, item: Continuation) -> Iterator[CheckJob]:
         """What to ask about this draft."""
         after = item.after
         for check in self._checks:
@@ -286,7 +288,7 @@ class Checking:
         done = is_end and answer.finish is not None
         return CheckJob(check, spoken, spoken[mark:], author, done, calls)
 
-    def _marks_after(self, item: Written) -> Marks:
+    def _marks_after(self, item: Continuation) -> Marks:
         """How far each check has been asked once this draft has passed."""
         after = item.after
         return {
@@ -309,7 +311,7 @@ class Checking:
             kind = "passed" if verdict.reason is None else "rejected"
             self.counts[job.check.name][kind] += 1
 
-    def _note(self, item: Written, fault: Fault, kept: int = 0) -> None:
+    def _note(self, item: Continuation, fault: Fault, kept: int = 0) -> None:
         self.rejected.append(
             Rejection(
                 item.author,
@@ -351,7 +353,7 @@ class Checking:
     def _repaired(
         self,
         answer: Answer,
-        written: Mapping[str, Written],
+        written: Mapping[str, Continuation],
         faults: Mapping[str, Fault],
         panel: Panel,
     ) -> Steps:
@@ -367,7 +369,7 @@ class Checking:
         item, fault, cut = written[author], faults[author], cuts[author]
         if self._first is None:
             after = item.after
-            self._first = First(
+            self._first = FirstFailure(
                 item, fault.check.name, after.text, item.draft.ended, after.tokens_left
             )
         is_new = self._makes_progress(fault, cut, item.marks)
@@ -381,12 +383,13 @@ class Checking:
                 return ended
         return (yield from self._restart(item, cut, fault))
 
-    def _cut_of(self, item: Written, fault: Fault) -> Steps:
+    def _cut_of(self, item: Continuation, fault: Fault) -> Steps:
         """Where to cut this draft, or the held back text before it, so that the rest passes."""
         mark = item.marks[fault.check.name]
         text = item.after.text[: fault.place]
         if fault.check.at not in SEARCHED:
-            first = [*self._written, item][0]  # text that a constraint forces may stand before it
+            # text that a constraint forces may precede the first draft
+            first = [*self._held_back, item][0]
             least = max(item.before.shown, len(first.before.text))
             return max(_unit_start(fault, text, item.after), least)
         places = self._cuts(item, fault.place)
@@ -404,10 +407,10 @@ class Checking:
             return tried[low]
         return max((place for place in places if place <= mark), default=mark)
 
-    def _cuts(self, item: Written, end: int) -> list[int]:
+    def _cuts(self, item: Continuation, end: int) -> list[int]:
         """The places before ``end`` where held back text and this draft can be cut."""
         places: list[int] = []
-        for written in [*self._written, item]:
+        for written in [*self._held_back, item]:
             start = len(written.before.text)
             places.append(start)
             places += [start + at for at in beginnings(written.draft.text, written.draft.ends)]
@@ -428,7 +431,7 @@ class Checking:
         self._furthest, self._last_cut = max(farthest, cut), cut
         return is_new
 
-    def _exclude(self, item: Written, cut: int, fault: Fault, panel: Panel) -> None:
+    def _exclude(self, item: Continuation, cut: int, fault: Fault, panel: Panel) -> None:
         """Exclude the token after the cut from what its author writes next."""
         writer = self._writer_at(item, cut)
         able = {member.name for member in panel.members if member.excludes}
@@ -448,7 +451,7 @@ class Checking:
             self._redraft.is_sampled = True
         self._length = SHORT if fault.check.at in SEARCHED else None
 
-    def _exclude_more(self, item: Written, cut: int, fault: Fault) -> Steps:
+    def _exclude_more(self, item: Continuation, cut: int, fault: Fault) -> Steps:
         """Exclude all other first tokens that the check refuses too. They are known from the reply
         to a job that excluded some, so no model computes anything. Returns whether the check
         refuses every word."""
@@ -498,7 +501,7 @@ class Checking:
         excluded |= refused
         return True
 
-    def _ended(self, item: Written, cut: int, fault: Fault) -> Steps:
+    def _ended(self, item: Continuation, cut: int, fault: Fault) -> Steps:
         """End the answer, for a check that refuses every further word, such as ``max_words``: after
         the last sentence or line if the check runs there, otherwise at the cut. Returns None if the
         answer may not end there."""
@@ -510,7 +513,7 @@ class Checking:
             base = replace(writer.before, shown=item.before.shown, released="")
             part = _part_of(writer.draft, place - len(base.text))
             end = replace(part, ended=True, logprobs=None, others=())
-            ending = Written.of(base, writer.marks, end, writer.author)
+            ending = Continuation.of(base, writer.marks, end, writer.author)
             text = ending.after.text
             if not text.strip() or not base.referee.may_end(text):
                 continue
@@ -522,7 +525,7 @@ class Checking:
             return Outcome(base, {writer.author: end}, is_repaired=True)
         return None
 
-    def _ask_others(self, panel: Panel, written: Mapping[str, Written]) -> bool:
+    def _ask_others(self, panel: Panel, written: Mapping[str, Continuation]) -> bool:
         """Let the members that have not been asked at this place draft. Returns False if there are
         none."""
         others = [name for name in panel.drafters if name not in written]
@@ -533,7 +536,7 @@ class Checking:
         self._attempts = self._settings.redrafts
         return True
 
-    def _restart(self, item: Written, cut: int, fault: Fault) -> Steps:
+    def _restart(self, item: Continuation, cut: int, fault: Fault) -> Steps:
         """Continue from the cut: with the beginning of the draft if anything is left of it,
         otherwise with another draft."""
         writer = self._writer_at(item, cut)
@@ -546,7 +549,7 @@ class Checking:
             return Outcome(self._withdrawn_to(item, writer, part))
         if not part.text:
             return Outcome(item.before)
-        kept = Written.of(item.before, item.marks, part, item.author)
+        kept = Continuation.of(item.before, item.marks, part, item.author)
         faults = yield from self._faults({item.author: kept})
         if faults:
             # another check refuses the beginning, for example because its last word is now known
@@ -561,26 +564,26 @@ class Checking:
         self._only = None
         return Outcome(item.before, {item.author: part}, is_repaired=True)
 
-    def _withdrawn_to(self, item: Written, writer: Written, part: Draft) -> Answer:
+    def _withdrawn_to(self, item: Continuation, writer: Continuation, part: Draft) -> Answer:
         """The answer without the text from the cut on. The cut lies in an earlier draft."""
-        index = next(i for i, other in enumerate(self._written) if other is writer)
+        index = next(i for i, other in enumerate(self._held_back) if other is writer)
         shown = item.before.shown
         # Shown text has passed. A check that judges it differently the next time cannot take it
         # back.
         marks = {name: max(mark, shown) for name, mark in writer.marks.items()}
         if part.text:
-            kept = Written.of(writer.before, marks, part, writer.author)
+            kept = Continuation.of(writer.before, marks, part, writer.author)
             answer = kept.after
-            self._written = [*self._written[:index], kept]
+            self._held_back = [*self._held_back[:index], kept]
         else:
             answer = writer.before
-            self._written = self._written[:index]
+            self._held_back = self._held_back[:index]
         self._marks = marks
         return replace(answer, shown=shown, verified=shown, released="")
 
-    def _writer_at(self, item: Written, cut: int) -> Written:
+    def _writer_at(self, item: Continuation, cut: int) -> Continuation:
         """The draft that continues the answer at this place."""
-        before = [other for other in [*self._written, item] if len(other.before.text) <= cut]
+        before = [other for other in [*self._held_back, item] if len(other.before.text) <= cut]
         return before[-1] if before else item
 
     # --- when no attempt passes -------------------------------------------------------------------
@@ -633,14 +636,14 @@ class Checking:
         shared = [
             other
             for other in [
-                *self._written,
-                Written(answer, self._marks, Draft(""), item.author, answer),
+                *self._held_back,
+                Continuation(answer, self._marks, Draft(""), item.author, answer),
             ]
             if first.text.startswith(other.before.text)
         ]
         base = max((other.before for other in shared), key=lambda other: len(other.text))
         marks = next(other.marks for other in shared if other.before is base)
-        self._written = [o for o in self._written if len(o.after.text) <= len(base.text)]
+        self._held_back = [o for o in self._held_back if len(o.after.text) <= len(base.text)]
         self._marks = {check.name: max(marks[check.name], answer.shown) for check in self._checks}
         base = replace(base, shown=answer.shown, released="")
         draft = item.draft
@@ -663,7 +666,7 @@ class Checking:
         """The answer after the vote, of which only the verified part is shown."""
         if self.is_idle:
             return after
-        item = Written(before, self._marks, draft, author, after)
+        item = Continuation(before, self._marks, draft, author, after)
         self._marks = self._passed.get(author, self._marks)
         self._passed = {}
         hold = min((_places(check, after)[1] for check in self._checks), default=len(after.text))
@@ -671,7 +674,9 @@ class Checking:
         shown = min(after.shown, hold)
         released = after.text[before.shown : shown]
         answer = replace(after, shown=shown, verified=shown, released=released)
-        self._written = [other for other in [*self._written, item] if len(other.after.text) > shown]
+        self._held_back = [
+            other for other in [*self._held_back, item] if len(other.after.text) > shown
+        ]
         if self._length is not None:
             longest = max(SHORT, self._settings.segment_tokens // 2)
             self._length = min(self._length + 1, longest)
