@@ -40,7 +40,7 @@ _NUMBER = re.compile(
     rf"(?:[ -]({'|'.join(_SCALES)})s?\b)?",
     re.IGNORECASE,
 )
-_UNJUDGED = re.compile(r"^[ \t>*-]*\d{1,3}[.)](?=\s)|\[\d+(?:\s*[,–-]\s*\d+)*\]", re.MULTILINE)
+_UNJUDGED = re.compile(r"^[ \t>*-]*\d{1,3}[.)](?=\s|\Z)|\[\d+(?:\s*[,–-]\s*\d+)*\]", re.MULTILINE)
 """The number of an item in a list, and a mark that refers to a source."""
 # fmt: off
 _SMALL = (
