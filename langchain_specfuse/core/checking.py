@@ -327,26 +327,38 @@ class Checking:
         """The reasoning of each draft that may be shown. Reasoning that a check refuses is not
         shown; the answer goes on without it."""
         thoughts = {name: draft.thought for name, draft in drafts.items() if draft.thought}
+        if not self._settings.reasoning:
+            return thoughts
+        # the round that releases this answer's last text is not over
+        streamed = replace(answer, shown=answer.shown - len(answer.released))
+        return (yield from self._passing_texts(thoughts, streamed))
+
+    def refusals(self, refusals: Mapping[str, str], answer: Answer) -> Steps:
+        """The refusals with which the answer ends, without texts that a check refuses: it still
+        ends as refused."""
+        passing = yield from self._passing_texts(refusals, answer)
+        return {name: passing.get(name, "") for name in refusals}
+
+    def _passing_texts(self, texts: Mapping[str, str], answer: Answer) -> Steps:
+        """Those of the texts besides the answer that pass, by their authors."""
         judging = [
             check for check in self._checks if check.judges_reasoning and check.at in SEARCHED
         ]
-        if not (thoughts and judging and self._settings.reasoning):
-            return thoughts
         jobs = [
-            CheckJob(check, thought, thought, name, ended=True)
-            for name, thought in thoughts.items()
+            CheckJob(check, text, text, name, ended=True)
+            for name, text in texts.items()
             for check in judging
+            if text
         ]
-        # the round that releases this answer's last text is not over
-        streamed = replace(answer, shown=answer.shown - len(answer.released))
-        verdicts = yield from self._asked(jobs, streamed)
+        verdicts = yield from self._asked(jobs, answer)
         self._count(jobs, verdicts)
+        passing = dict(texts)
         for job, verdict in zip(jobs, verdicts, strict=True):
-            if verdict.reason is not None and thoughts.pop(job.author, None) is not None:
+            if verdict.reason is not None and passing.pop(job.author, None) is not None:
                 self.rejected.append(
                     Rejection(job.author, job.text, job.check.name, verdict.reason)
                 )
-        return thoughts
+        return passing
 
     # --- when no draft passes ---------------------------------------------------------------------
 

@@ -151,6 +151,7 @@ def answers(query: Query, settings: Settings, panel: Panel, referee: Referee = F
             if voter.name in passing:
                 tally.count(voter, _result(result_of, answer.text + new[voter.name].text))
     if is_refused(settings, clock, drafts):
+        clock.refusals = yield from checking.refusals(clock.refusals, answer)
         yield refused_round(1, panel, before, answer, drafts, clock, checking, answer.text)
         return
     agreed = tally.winners()

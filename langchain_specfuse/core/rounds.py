@@ -75,6 +75,7 @@ def rounds(query: Query, settings: Settings, panel: Panel, referee: Referee = FR
                 checked = yield from checking.without_writers(answer, panel, error)
             else:
                 if is_refused(settings, clock, drafts):
+                    clock.refusals = yield from checking.refusals(clock.refusals, answer)
                     yield refused_round(
                         number, panel, before, answer, drafts, clock, checking, agreed
                     )

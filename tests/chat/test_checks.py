@@ -340,6 +340,19 @@ def test_a_check_learns_of_an_end_without_new_text():
         assert message.response_metadata["finish_reason"] == finish
 
 
+@pytest.mark.parametrize("options", [{}, {"segment": "answer"}, {"refusals": "any"}])
+@pytest.mark.parametrize("rule", [forbids("guarantee"), forbids("nothing")])
+def test_the_text_of_a_refusal_is_shown_only_if_it_passes(rule, options):
+    refuses = ScriptedMember(ScriptedMember.refusal("I cannot guarantee that."))
+    llm = SpecFuseChatModel(members=[refuses], checks=[rule], **options)
+    chunks = list(llm.stream("x"))
+    shown = "" if rule("guarantee") else "I cannot guarantee that."
+    message = llm.invoke("x")
+    assert message.additional_kwargs["refusal"] == shown
+    assert message.response_metadata["finish_reason"] == "refusal"
+    assert ("I cannot guarantee that." in repr(chunks)) == bool(shown)
+
+
 # --- members that cannot write another draft ------------------------------------------------------
 
 
