@@ -388,6 +388,8 @@ class Checking:
         self._exclude(item, cut, fault, panel)
         if not is_new and self._attempts > self._settings.redrafts:
             if not self._ask_others(panel, written):
+                if self._settings.on_failure == "end":
+                    answer = self._before_cut(item, cut)
                 return (yield from self._give_up(answer, fault, panel))
         elif not is_new and (yield from self._exclude_more(item, cut, fault)):
             ended = yield from self._ended(item, cut, fault)
@@ -592,6 +594,14 @@ class Checking:
             self._held_back = self._held_back[:index]
         self._marks = marks
         return replace(answer, shown=shown, verified=shown, released="")
+
+    def _before_cut(self, item: Continuation, cut: int) -> Answer:
+        """The answer without the held back text from the cut on."""
+        writer = self._writer_at(item, cut)
+        if writer is item:
+            return item.before
+        part = _part_of(writer.draft, cut - len(writer.before.text))
+        return self._withdrawn_to(item, writer, part)
 
     def _writer_at(self, item: Continuation, cut: int) -> Continuation:
         """The draft that continues the answer at this place."""

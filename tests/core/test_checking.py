@@ -249,6 +249,20 @@ def test_the_answer_ends_before_text_that_fails_if_it_should():
     assert played.rounds[-1].finish == "check"
 
 
+@pytest.mark.parametrize("place", ["segment", "sentence", "line"])
+@pytest.mark.parametrize("redrafts", [0, 1, 4])
+def test_the_answer_ends_before_its_fault_wherever_it_is_checked(place, redrafts):
+    settings = Settings(
+        checks=[at(place, forbids("wide"))], segment_tokens=2, on_failure="end", redrafts=redrafts
+    )
+    played = play(speakers(a="The sky is wide and blue. So is the sea."), settings)
+    assert played.text.rstrip() == "The sky is"
+    kept = ""
+    for round in played.rounds:
+        kept = kept.removesuffix(round.withdrawn) + round.segment.text
+    assert kept == played.text
+
+
 def test_the_first_draft_is_kept_and_marked_if_it_should_be():
     played = play(
         speakers(a="The sky is blue and wide and wide"),
