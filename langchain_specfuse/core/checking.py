@@ -334,13 +334,13 @@ class Checking:
         return (yield from self._passing_texts(thoughts, streamed))
 
     def refusals(self, refusals: Mapping[str, str], answer: Answer) -> Steps:
-        """The refusals with which the answer ends, without texts that a check refuses: it still
-        ends as refused."""
+        """Empty the texts of refusals that a check does not pass. The answer still ends as
+        refused."""
         passing = yield from self._passing_texts(refusals, answer)
         return {name: passing.get(name, "") for name in refusals}
 
     def _passing_texts(self, texts: Mapping[str, str], answer: Answer) -> Steps:
-        """Those of the texts besides the answer that pass, by their authors."""
+        """Ask the checks about texts outside the answer, by author. Returns those that pass."""
         judging = [
             check for check in self._checks if check.judges_reasoning and check.at in SEARCHED
         ]
