@@ -57,6 +57,8 @@ class RejectedEvent:
     reason: str
     kept: int
     """How many characters at the beginning of the draft were kept."""
+    held_back: str
+    """The end of the agreed text before the draft that was held back. The fault may lie here."""
     is_shown: bool
     """The draft became part of the answer anyway (``on_failure="keep"``)."""
     tokens: int

@@ -47,6 +47,7 @@ def check_id(check: Check) -> dict[str, Any]:
         "name": check.name,
         "at": check.at,
         "judges_reasoning": check.judges_reasoning,
+        "judges_calls": check.judges_calls,
         "function": check.identity or function_id(check.function),
     }
 

@@ -36,6 +36,8 @@ SHORT = 2
 Tokens after a fault are wasted, and a fault is often followed by another."""
 MANY = 8
 """If a check refuses at least this many words and passes none, the answer ends."""
+TAIL = 200
+"""A rejection has at most this many characters of the text before the draft."""
 SENTENCE_ENDS = frozenset(".!?。！？")
 SEARCHED = ("segment", "sentence", "line")
 """Checks at these places run on the beginnings of a draft, to find its fault."""
@@ -320,6 +322,7 @@ class Checking:
                 fault.reason,
                 kept,
                 tokens=len(item.draft.tokens),
+                held_back=item.before.text[item.marks[fault.check.name] :][-TAIL:],
             )
         )
 
@@ -377,6 +380,10 @@ class Checking:
         def rank(name: str) -> tuple[int, bool, float]:
             return cuts[name], name == panel.lead, round(panel.weights.get(name, 0.0), 12)
 
+        for name, item in written.items():
+            if cuts[name] < len(item.before.text):  # an earlier draft is at fault
+                self.refused.discard(name)
+                self.refused.add(self._writer_at(item, cuts[name]).author)
         author = max(written, key=rank)
         item, fault, cut = written[author], faults[author], cuts[author]
         if self._first is None:
@@ -674,13 +681,19 @@ class Checking:
             base = replace(base, tokens_left=first.tokens_left + 1)
         self._first = self._redraft = self._only = self._length = None
         self._attempts = 0
-        self.rejected = [
-            replace(rejection, is_shown=rejection.text == item.draft.text or rejection.is_shown)
-            for rejection in self.rejected
-        ]
         outcome = yield from self.judged(base, {item.author: draft}, panel)
         outcome.is_repaired = True
+        if outcome.eligible.get(item.author) == draft:
+            self._mark_kept(item, first.check)
         return outcome
+
+    def _mark_kept(self, item: Continuation, check: str) -> None:
+        """Mark the first rejection of this draft by this check: the draft is shown all the same."""
+        for index, rejection in enumerate(self.rejected):
+            refused = rejection.member, rejection.text, rejection.check
+            if refused == (item.author, item.draft.text, check):
+                self.rejected[index] = replace(rejection, is_shown=True)
+                return
 
     # --- after the vote ---------------------------------------------------------------------------
 
@@ -814,7 +827,11 @@ def broken_check(check: Check, verdict: Verdict, answer: Answer) -> CheckError:
         reason=verdict.reason or "",
     )
     error.__cause__ = verdict.cause
-    advice = "text that could not be verified is not shown; fix the check, or leave it out"
+    advice = "fix the check, or leave it out; text that could not be verified is not shown"
+    if error.reason.startswith("took longer"):
+        advice = "allow it more time: checks.at('segment', my_check, timeout=30)"
+    elif error.reason.startswith("returned"):
+        advice = "return None if the text passes, and a text with the reason if it does not"
     return advised(error, advice)
 
 

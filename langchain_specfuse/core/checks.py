@@ -24,6 +24,8 @@ from .values import ToolCall
 
 Place: TypeAlias = Literal["segment", "sentence", "line", "block", "answer", "call"]
 PLACES: tuple[Place, ...] = ("segment", "sentence", "line", "block", "answer", "call")
+_FACTORIES = f"{__package__.partition('.')[0]}.checks."
+"""The beginning of the names of the modules that make ready-made checks."""
 TIMEOUT_S = 10.0
 """The default time limit of a check."""
 
@@ -98,6 +100,10 @@ def as_check(given: Any) -> Check:
     """Turn a function into a check that runs at every segment. A check is returned as it is."""
     if isinstance(given, Check):
         return given
+    if str(getattr(given, "__module__", "")).startswith(_FACTORIES) and hasattr(given, "__name__"):
+        name = f"checks.{given.__name__}"
+        error = UsageError(f"checks must be checks, got the function {name}, which makes one")
+        raise advised(error, f"call it: {name}(...)")
     if isinstance(given, type) or not (callable(given) or hasattr(given, "invoke")):
         error = UsageError(f"checks must be functions, got {type(given).__name__}")
         advice = "it takes the text so far, and returns None or the reason to refuse it"
@@ -233,7 +239,9 @@ def beginnings(text: str, ends: Sequence[int] | None) -> Iterator[int]:
     >>> list(beginnings(" the guarantee, so", [4, 9, 14, 15, 18]))
     [4, 14, 15, 18]
     >>> list(beginnings("at 8:30.", None))
-    [2, 3, 7, 8]
+    [2, 7, 8]
+
+    A space belongs to the word after it, because many tokenizers join the two.
     """
     places = range(1, len(text) + 1) if ends is None else dict.fromkeys(ends)
     for at in places:
@@ -243,7 +251,8 @@ def beginnings(text: str, ends: Sequence[int] | None) -> Iterator[int]:
             yield at
             continue
         left, right = text[at - 1], text[at]
-        if joined(left, right) or (left.isalnum() and right.isalnum()):
+        is_space = left.isspace() and left not in "\r\n"
+        if is_space or joined(left, right) or (left.isalnum() and right.isalnum()):
             continue
         if not _is_inside_number(text, at):
             yield at

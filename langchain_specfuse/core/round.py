@@ -53,6 +53,9 @@ class Rejection:
     """The draft was agreed in spite of the check (``on_failure="keep"``)."""
     tokens: int = 0
     """Its length in its author's tokens."""
+    held_back: str = ""
+    """The end of the agreed text before the draft that was still held back. The check refuses both
+    together, so the fault may lie here."""
 
     def as_dict(self) -> dict[str, Any]:
         """The rejection as plain JSON."""

@@ -181,7 +181,7 @@ def _verified(round: Mapping[str, Any]) -> dict[str, Any]:
         "drafts": {
             name: {**draft, "text": texts.get(name, "")} for name, draft in round["drafts"].items()
         },
-        "rejected": [{**rejection, "text": ""} for rejection in round["rejected"]],
+        "rejected": [{**rejection, "text": "", "held_back": ""} for rejection in round["rejected"]],
         "withdrawn": "",
     }
 

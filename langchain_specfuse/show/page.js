@@ -223,7 +223,7 @@ function checks() {
 function rejections(all, withRound = false) {
   const heads = [head("member", "col", "words"), head("draft", "col", "words"), head("check", "col", "words"), head("why", "col", "words")];
   return table("Drafts that checks refused", withRound ? ["round", ...heads] : heads, all.map((one) => {
-    const row = node("tr", {}, ...(withRound ? [cell(String(one.round))] : []), named(one.member), struck(one.text, one.kept), words(one.check), words(one.reason));
+    const row = node("tr", {}, ...(withRound ? [cell(String(one.round))] : []), named(one.member), struck((one.held_back ?? "") + one.text, (one.held_back ?? "").length + one.kept), words(one.check), words(one.reason));
     if (one.is_shown) row.lastChild.append(node("span", { class: "small" }, "shown all the same"));
     return row;
   }));

@@ -4,6 +4,7 @@
 function outcome(item) {
   const won = visible(item.winner);
   if (names(item.drafts).length < 2) return `${won} was the only one to draft.`;
+  if (!names(item.scores).length && list(item.rejected).length) return `${won} wrote it; no other draft passed the checks.`;
   if (!names(item.scores).length) return `${won} wrote it; all drafts were the same, so there was no vote.`;
   const divided = item.dissent === undefined ? "" : `, dissent ${number(item.dissent, 2)}`;
   const second = item.runner_up ? ` over ${visible(item.runner_up)}` : "";

@@ -123,6 +123,7 @@ def _note(paint: Paint, code: int, text: str) -> str:
 def _rejected(rejection: Rejection, paint: Paint) -> str:
     """A line about a draft that a check refused. The refused part is struck out."""
     kept, refused = rejection.text[: rejection.kept], rejection.text[rejection.kept :]
+    kept = rejection.held_back + kept
     where = f", after {kept!r}" if kept else ""
     why = f"{rejection.check}: {rejection.reason}"
     if rejection.is_shown:

@@ -461,4 +461,27 @@ def test_a_draft_is_never_cut_inside_a_visible_character(picture):
         return Draft(whole[sum(len(segment.text) for segment in job.answer) :], ended=True)
 
     played = play({"a": reply}, Settings(checks=[check], on_failure="end"))
-    assert played.text == "We like: "
+    assert played.text == "We like:"
+
+
+def test_only_the_draft_that_is_shown_in_spite_of_its_check_is_marked_as_shown():
+    checks = [as_check(forbids("wide")), as_check(forbids("sky"))]
+    checks = [replace(check, name=f"rule {number}") for number, check in enumerate(checks)]
+    played = play(
+        speakers(a="The sky is wide and wide"),
+        Settings(checks=checks, on_failure="keep", redrafts=2),
+    )
+    assert played.text == "The sky is wide and wide"
+    marked = [r for round in played.rounds for r in round.rejected if r.is_shown]
+    assert len({rejection.check for rejection in marked}) == len(marked)
+    assert all(rejection.text in played.text for rejection in marked)
+
+
+def test_a_rejection_tells_the_held_back_text_that_may_be_at_fault():
+    played = play(
+        speakers(a="We guarantee it.", b="We hope so today."),
+        Settings(checks=[at("sentence", forbids("guarantee"))], segment_tokens=2, lead="a"),
+    )
+    refused = [r for round in played.rounds for r in round.rejected]
+    assert refused
+    assert all("guarantee" in r.held_back + r.text for r in refused)
