@@ -100,8 +100,9 @@ def as_check(given: Any) -> Check:
     """Turn a function into a check that runs at every segment. A check is returned as it is."""
     if isinstance(given, Check):
         return given
-    if str(getattr(given, "__module__", "")).startswith(_FACTORIES) and hasattr(given, "__name__"):
-        name = f"checks.{given.__name__}"
+    module, function = getattr(given, "__module__", ""), getattr(given, "__qualname__", "")
+    if str(module).startswith(_FACTORIES) and str(function).isidentifier():
+        name = f"checks.{function}"
         error = UsageError(f"checks must be checks, got the function {name}, which makes one")
         raise advised(error, f"call it: {name}(...)")
     if isinstance(given, type) or not (callable(given) or hasattr(given, "invoke")):

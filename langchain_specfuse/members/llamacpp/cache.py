@@ -355,7 +355,7 @@ class LlamaCppCache(Cache):
 
     @property
     def bytes_held(self) -> int:
-        return self._cells * self.token_bytes + self.logits_bytes + self.recent.bytes
+        return self._cells * self.token_bytes + self.logits_bytes
 
     def bytes_of(self, strand: Strand) -> int:
         if not strand.ids:

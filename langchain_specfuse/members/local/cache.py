@@ -28,7 +28,6 @@ from .strands import (
     Extension,
     Logits,
     Prefixes,
-    RecentLogits,
     SequenceKey,
     Strand,
     closest,
@@ -82,7 +81,6 @@ class Cache(ABC):
         self.branches: dict[SequenceKey, list[Strand]] = {}
         """The drafts that were scored last."""
         self.prefixes = Prefixes()
-        self.recent = RecentLogits()
         self.reused: dict[SequenceKey, int] = {}
         """How many tokens of a sequence were cached when it was last read."""
         self._read_ahead: dict[SequenceKey, int] = {}
@@ -204,9 +202,6 @@ class Cache(ABC):
         if best is not trunk:
             best.ends = trunk.ends
             self.release(trunk)
-        row = self.recent.get(key, ids)
-        if row is not None and common_prefix(best.ids, ids) == len(ids):
-            best.keep_logits(len(ids), row)
         self.trunks[key] = best
         return best
 
@@ -355,7 +350,6 @@ class Cache(ABC):
         strand = self.trunks.pop(key, None)
         if strand is not None:
             self.release(strand)
-        self.recent.drop(key)
         self.reused.pop(key, None)
         self._read_ahead.pop(key, None)
 
@@ -368,17 +362,12 @@ class Cache(ABC):
         self.trunks.clear()
         self.branches.clear()
         self.prefixes.clear()
-        self.recent.clear()
         self.reused.clear()
         self._read_ahead.clear()
 
     def give_up(self, spared: Collection[SequenceKey]) -> bool:
-        """Free what is quickest to read again, the least recently used first: the logits within
-        drafts, then the drafts of an idle query, then a prefix, then everything of an idle query.
-        Returns False if nothing is left."""
-        if self.recent.bytes:
-            self.recent.clear()
-            return True
+        """Free what is quickest to read again, the least recently used first: the drafts of an idle
+        query, then a prefix, then everything of an idle query. Returns False if nothing is left."""
         if self.give_up_branches(spared):
             return True
         if self.prefixes.kept:

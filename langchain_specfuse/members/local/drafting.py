@@ -307,14 +307,11 @@ def _write(cache: Cache, drafts: Sequence[OpenDraft]) -> None:
             continue
         masks = {draft.key: draft.mask() for draft in ready}
         if ready := [draft for draft in ready if not draft.done]:
-            _add_token(cache, ready, logits, [masks[draft.key] for draft in ready])
+            _add_token(ready, logits, [masks[draft.key] for draft in ready])
 
 
 def _add_token(
-    cache: Cache,
-    drafts: Sequence[OpenDraft],
-    logits: dict[SequenceKey, Logits],
-    masks: list[Any],
+    drafts: Sequence[OpenDraft], logits: dict[SequenceKey, Logits], masks: list[Any]
 ) -> None:
     """Sample the next token of each of these drafts."""
     rows = np.stack([logits[draft.key] for draft in drafts])
@@ -328,7 +325,6 @@ def _add_token(
     tokens = sample(legal, how, texts)
     for at, (draft, logprob) in enumerate(zip(drafts, logprobs_of(rows, tokens), strict=True)):
         row = logits[draft.key]  # not a view of ``rows``, which would keep all of them in memory
-        cache.recent.add(draft.key, texts[at], row)
         if draft.excluded:
             draft.find_others(legal[at], tokens[at])
         draft.take(tokens[at], logprob, row)

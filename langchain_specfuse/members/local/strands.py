@@ -24,8 +24,6 @@ SHORTEST = 64
 sharing it would save little, and the last bits of one answer would depend on another."""
 MOST = 256
 """At most this many prefixes are kept, because each new query is compared with all of them."""
-RECENT_BYTES, RECENT_ROWS = 64 << 20, 512
-"""The most bytes and rows of logits that are kept within drafts."""
 REPLACED = 8
 """A new prefix replaces an old one if it shares all but an eighth of it: then it is a later turn of
 the same conversation."""
@@ -103,46 +101,6 @@ class Branches(NamedTuple):
     key: SequenceKey
     ids: list[int]
     branches: list[list[int]]
-
-
-class RecentLogits:
-    """The logits at every position of the last drafts.
-
-    The vote and a draft's limits cut it at few places, but a check may refuse it from any token on.
-    With these logits, the answer continues from before that token without reading anything again.
-    The oldest are dropped first; without them, one token is read again.
-    """
-
-    def __init__(self) -> None:
-        self.bytes = 0
-        self._rows: dict[tuple[SequenceKey, int], tuple[list[int], Logits]] = {}
-        """(query, length) -> the text of this length, and the logits after it."""
-
-    def add(self, key: SequenceKey, ids: list[int], row: Logits) -> None:
-        """Keep the logits after this text."""
-        self._remove((key, len(ids)))
-        self._rows[key, len(ids)] = ids, row
-        self.bytes += row.nbytes
-        while self.bytes > RECENT_BYTES or len(self._rows) > RECENT_ROWS:
-            self._remove(next(iter(self._rows)))
-
-    def get(self, key: SequenceKey, ids: list[int]) -> Logits | None:
-        """The logits after exactly this text."""
-        known, row = self._rows.get((key, len(ids)), (None, None))
-        return row if known == ids else None
-
-    def drop(self, key: SequenceKey) -> None:
-        """Discard the logits of this query."""
-        for place in [place for place in self._rows if place[0] == key]:
-            self._remove(place)
-
-    def clear(self) -> None:
-        self._rows.clear()
-        self.bytes = 0
-
-    def _remove(self, place: tuple[SequenceKey, int]) -> None:
-        if place in self._rows:
-            self.bytes -= self._rows.pop(place)[1].nbytes
 
 
 # --- comparing ------------------------------------------------------------------------------------

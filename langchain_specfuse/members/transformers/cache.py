@@ -184,8 +184,7 @@ class ModelCache(Cache):
 
     @property
     def bytes_held(self) -> int:
-        strands = sum(self.bytes_of(strand) for strand in self.strands)
-        return strands + self.logits_bytes + self.recent.bytes
+        return sum(self.bytes_of(strand) for strand in self.strands) + self.logits_bytes
 
     def bytes_for(self, tokens: int) -> int:
         return PER_QUERY * (tokens * self.token_bytes + self.strand_bytes)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from langchain_specfuse.core.values import Constraint, Draft, DraftJob, Sampling, Segment
-from langchain_specfuse.members.local import strands
 from langchain_specfuse.members.local.logits import end_logprobs, logprobs_of, sample
 
 from .. import tiny
@@ -141,7 +140,9 @@ def test_the_others_are_the_most_probable_first_tokens_and_their_texts(arch):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("arch", tiny.three_first(CUTTING))
-def test_a_draft_that_was_cut_anywhere_continues_without_reading_a_token_twice(arch, temperature):
+def test_a_draft_that_was_cut_anywhere_continues_and_reads_one_token_again_at_most(
+    arch, temperature
+):
     sampling = Sampling(temperature, seed=2)
     jobs = cut_drafts(tiny.member(arch, 2), sampling)
     assert jobs
@@ -151,7 +152,8 @@ def test_a_draft_that_was_cut_anywhere_continues_without_reading_a_token_twice(a
         before = member.cache.tokens_read
         draft = drafted(member, job)
         prompt = len(member.prompts.prompt(job.query.turns))
-        assert draft.effort.reused == prompt + len(job.answer[0].tokens[member.name])
+        context = prompt + len(job.answer[0].tokens[member.name])
+        assert context - 1 <= draft.effort.reused <= context
         assert draft.effort.read == member.cache.tokens_read - before
         new = drafted(tiny.member(arch, 2), job)
         # fresh, the same draft reads the whole context, too
@@ -187,30 +189,3 @@ def test_text_that_was_withdrawn_costs_one_token_at_most(arch):
         size = prompt + sum(len(segment.tokens[member.name]) for segment in answer)
         assert size - 1 <= draft.effort.reused <= size
         assert draft.tokens == drafted(tiny.member(arch, 1), shorter).tokens
-
-
-def test_few_logits_are_kept_and_none_of_a_forgotten_query(monkeypatch):
-    member = tiny.member("llama", 1, prefix_cache=False)
-    most = 6 * 4 * member.cache.weights.vocabulary_size
-    monkeypatch.setattr(strands, "RECENT_BYTES", most)
-    jobs = [job_of(size=8) for _ in range(4)]
-    held = []
-    for job in jobs:
-        assert len(drafted(member, job).tokens) > 1
-        held.append(member.cache.recent.bytes)
-    assert 0 < min(held) <= max(held) == most
-    for job in jobs:
-        member.forget(job.query.id)
-    assert member.cache.recent.bytes == member.cache.bytes_held == 0
-
-
-def test_without_the_logits_one_token_is_read_again(monkeypatch):
-    job = cut_drafts(tiny.member("llama", 2))[0]
-    member = tiny.member("llama", 2)
-    monkeypatch.setattr(strands, "RECENT_BYTES", 0)
-    drafted(member, replace(job, answer=(), excluded=()))
-    draft, new = drafted(member, job), drafted(tiny.member("llama", 2), job)
-    context = len(member.prompts.prompt(job.query.turns)) + len(job.answer[0].tokens[member.name])
-    assert draft.effort.reused == context - 1
-    assert draft.effort.read == new.effort.read - draft.effort.reused
-    assert draft.tokens == new.tokens
