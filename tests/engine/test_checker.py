@@ -32,8 +32,9 @@ NAME = contextvars.ContextVar("name", default="nobody")
 @pytest.fixture(autouse=True)
 def threads_end_soon(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(module, "IDLE_S", 0.05)
+    before = set(threading.enumerate())
     yield
-    assert until(lambda: not our_threads()), our_threads()
+    assert until(lambda: not our_threads(before)), our_threads(before)
 
 
 class Asked:
