@@ -45,6 +45,12 @@ def our_threads(besides: Collection[threading.Thread] = ()) -> list[str]:
     return [thread.name for thread in ours if thread not in besides]
 
 
+def worker_threads() -> list[str]:
+    """The names of the threads that compute, without those that ask checks."""
+    others = ("specfuse-check", "specfuse-limits")
+    return [name for name in our_threads() if not name.startswith(others)]
+
+
 def text(rounds) -> str:
     return "".join(round.text for round in rounds)
 

@@ -29,10 +29,10 @@ from .conftest import (
     facts,
     fresh_device,
     open_queries,
-    our_threads,
     query,
     text,
     until,
+    worker_threads,
 )
 
 LED = Settings(segment_tokens=2, lead="a", method=Method(sure=0.9, margin=0.0))
@@ -236,7 +236,7 @@ def test_stopping_early_frees_every_member_within_one_round(way, device):
     assert member.inside.is_set()
     member.gate.set()
     assert until(lambda: not open_queries([member, other]))
-    assert until(lambda: not our_threads())
+    assert until(lambda: not worker_threads())
     assert member.draft_calls == 2
     assert other.draft_calls <= 2  # its second draft may have been dropped from the queue
     # A closed event loop is noticed when there is a round to hand over, at the end of this one.
