@@ -264,7 +264,7 @@ class Checking:
                 faults[name] = fault
             else:
                 self._passed[name] = self._marks_after(item)
-        self._count([jobs[i] for i in range(len(jobs))], verdicts)
+        self._count(jobs, verdicts)
         return faults
 
     def _jobs(self, item: Continuation) -> Iterator[CheckJob]:
@@ -277,11 +277,9 @@ class Checking:
                 # All of the text may have passed before it turned out to be the end.
                 is_end = after.finish is not None and place == len(after.text)
                 if place > mark or is_end:
-                    yield self._job(check, after, place, mark, item.author, item.draft.ended)
+                    yield self._job(check, after, place, mark, item.author)
 
-    def _job(
-        self, check: Check, answer: Answer, place: int, mark: int, author: str, ended: bool
-    ) -> CheckJob:
+    def _job(self, check: Check, answer: Answer, place: int, mark: int, author: str) -> CheckJob:
         text = answer.text[:place]
         spoken = text if check.at == "call" else text[: answer.referee.before_calls(text)]
         is_end = place == len(answer.text) or check.at == "answer"
@@ -313,14 +311,13 @@ class Checking:
             kind = "passed" if verdict.reason is None else "rejected"
             self.counts[job.check.name][kind] += 1
 
-    def _note(self, item: Continuation, fault: Fault, kept: int = 0) -> None:
+    def _note(self, item: Continuation, fault: Fault) -> None:
         self.rejected.append(
             Rejection(
                 item.author,
                 item.draft.text,
                 fault.check.name,
                 fault.reason,
-                kept,
                 tokens=len(item.draft.tokens),
                 held_back=item.before.text[item.marks[fault.check.name] :][-TAIL:],
             )
@@ -402,7 +399,7 @@ class Checking:
             ended = yield from self._ended(item, cut, fault)
             if ended is not None:
                 return ended
-        return (yield from self._restart(item, cut, fault))
+        return (yield from self._restart(item, cut))
 
     def _cut_of(self, item: Continuation, fault: Fault) -> Steps:
         """Where to cut this draft, or the held back text before it, so that the rest passes."""
@@ -418,8 +415,8 @@ class Checking:
         low, high = -1, len(tried)  # tried[low] passes, tried[high] fails
         while high - low > 1:
             middle = (low + high) // 2
-            job = self._job(fault.check, item.after, tried[middle], mark, item.author, False)
-            verdicts = yield from self._asked([replace(job, ended=False)], item.before)
+            job = self._job(fault.check, item.after, tried[middle], mark, item.author)
+            verdicts = yield from self._asked([job], item.before)
             if verdicts[0].reason is None:
                 low = middle
             else:
@@ -462,7 +459,7 @@ class Checking:
             self._redraft = Redraft(cut, writer.author, fault, first_draft)
         self._redraft.author = writer.author
         self._tries += 1
-        tokens = [*writer.draft.tokens]
+        tokens = writer.draft.tokens
         first = _tokens_before(writer.draft, cut - len(writer.before.text))
         can_exclude = writer.author in able and fault.check.at in SEARCHED
         if can_exclude and first is not None and first < len(tokens):
@@ -557,7 +554,7 @@ class Checking:
         self._attempts = self._settings.redrafts
         return True
 
-    def _restart(self, item: Continuation, cut: int, fault: Fault) -> Steps:
+    def _restart(self, item: Continuation, cut: int) -> Steps:
         """Continue from the cut: with the beginning of the draft if anything is left of it,
         otherwise with another draft."""
         writer = self._writer_at(item, cut)
@@ -643,9 +640,7 @@ class Checking:
         for check in self._checks:
             places, _ = _places(check, ended)
             mark = self._marks.get(check.name, 0)
-            jobs += [
-                self._job(check, ended, place, mark, "", True) for place in places if place > mark
-            ]
+            jobs += [self._job(check, ended, place, mark, "") for place in places if place > mark]
         verdicts = yield from self._asked(jobs, answer)
         shown = answer.shown
         if all(verdict.reason is None for verdict in verdicts):
