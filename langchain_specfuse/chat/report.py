@@ -18,7 +18,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -197,7 +197,7 @@ class Report:
         if all(tracer.run_inline for tracer, _ in self._runs.values()):
             self._trace_round(round, data)
         else:
-            await asyncio.to_thread(self._trace_round, round, data)
+            await _in_thread(self._trace_round, round, data)
 
     async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         failures = _failures_after(error, self.summary.rounds)
@@ -247,6 +247,17 @@ class Report:
         if self.summary.rounds or self._exits:
             values |= {**self.summary.as_dict(), "exits": list(self._exits)}
         return {f"specfuse_{key}": value for key, value in values.items()}
+
+
+async def _in_thread(function: Callable[..., None], *args: Any) -> None:
+    """Run a function on another thread. It runs to its end even if the caller is cancelled, and
+    nothing else of the caller runs before that."""
+    running = asyncio.ensure_future(asyncio.to_thread(function, *args))
+    try:
+        await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await running
+        raise
 
 
 def _events(data: RoundData) -> Iterator[CustomEvent]:

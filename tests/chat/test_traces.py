@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -215,12 +216,13 @@ async def stopped(llm: SpecFuseChatModel, config: Any) -> None:
     await stream.aclose()  # type: ignore[attr-defined]
 
 
-async def cancelled(llm: SpecFuseChatModel, config: Any) -> None:
-    async def read() -> None:
-        async for _ in llm.astream("Why?", config):
-            pass
+async def read(llm: SpecFuseChatModel, config: Any) -> None:
+    async for _ in llm.astream("Why?", config):
+        pass
 
-    task = asyncio.create_task(read())
+
+async def cancelled(llm: SpecFuseChatModel, config: Any) -> None:
+    task = asyncio.create_task(read(llm, config))
     await asyncio.to_thread(llm.members[0].waiting.wait, LIMIT_S)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -257,6 +259,35 @@ async def test_an_aborted_answer_leaves_no_run_open(end: Callable[..., Any]) -> 
     assert all(record["end_time"] for record in endpoint.runs.values())
     assert len(endpoint.runs) == 1 + len(run.child_runs)
     assert facts(run).get("rounds", 0) == len(done)
+
+
+class SlowTracer(RunCollectorCallbackHandler):
+    """Blocks while it traces the first round, until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tracing, self.free = threading.Event(), threading.Event()
+
+    def _start_trace(self, run: Run) -> None:
+        if run.name == "round 1":
+            self.tracing.set()
+            self.free.wait(LIMIT_S)
+        super()._start_trace(run)
+
+
+async def test_a_cancelled_answer_ends_after_the_trace_of_its_last_round() -> None:
+    tracer, llm = SlowTracer(), gated()
+    answer = asyncio.create_task(read(llm, {"callbacks": [tracer]}))
+    assert await auntil(tracer.tracing.is_set)
+    answer.cancel()
+    await asyncio.sleep(0.05)
+    tracer.free.set()
+    with pytest.raises(asyncio.CancelledError):
+        await answer
+    llm.members[0].gate.set()
+    assert await auntil(lambda: bool(tracer.traced_runs))
+    (run,) = tracer.traced_runs
+    assert [child.name for child in run.child_runs] == ["round 1", "round 2"]
 
 
 def test_an_answer_that_no_member_can_finish_shows_each_failure() -> None:
