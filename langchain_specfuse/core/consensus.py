@@ -132,7 +132,7 @@ def answers(query: Query, settings: Settings, panel: Panel, referee: Referee = F
         jobs = {
             voter.member: job_of(query, settings, answer, voter.sample, can_pay) for voter in asked
         }
-        replies = yield from _whole_answers(jobs, answer)
+        replies = yield from whole_answers(jobs, answer)
         clock.lap("draft", replies)
         if settings.refusals == "any" and clock.refusals:
             break
@@ -181,9 +181,7 @@ def _greedy(panel: Panel, drafts: Mapping[str, Draft], samples: int) -> Voter:
     return next(voter for voter in voters(panel, samples) if voter.name in drafts)
 
 
-def _whole_answers(
-    jobs: Mapping[str, DraftJob], answer: Answer
-) -> Generator[Ask, Replies, Replies]:
+def whole_answers(jobs: Mapping[str, DraftJob], answer: Answer) -> Generator[Ask, Replies, Replies]:
     """The replies to these jobs. A draft that stopped before text that the constraint forces is
     continued after that text."""
     whole = dict((yield Ask(jobs, 1)))
@@ -259,17 +257,17 @@ def voters(panel: Panel, samples: int, *, cheapest_first: bool = False) -> list[
 
     order = sorted(panel.drafters, key=rank)
     return [
-        Voter(name, sample, panel.weights[name], _sample_name(name, sample, order))
+        Voter(name, sample, panel.weights[name], sample_name(name, sample, order))
         for sample in range(samples)
         for name in order
     ]
 
 
-def _sample_name(member: str, sample: int, members: Sequence[str]) -> str:
+def sample_name(member: str, sample: int, members: Sequence[str]) -> str:
     """A name for this sample that no member has. Members with the same model are named in the same
     way.
 
-    >>> _sample_name("a", 0, ["a"]), _sample_name("a", 1, ["a"]), _sample_name("a", 1, ["a", "a#2"])
+    >>> sample_name("a", 0, ["a"]), sample_name("a", 1, ["a"]), sample_name("a", 1, ["a", "a#2"])
     ('a', 'a#2', "a#2'")
     """
     if sample == 0:

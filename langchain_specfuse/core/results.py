@@ -108,4 +108,9 @@ RESULTS: Mapping[str, Result] = {
     "json": json_in,
     "text": plain_text,
 }
-"""The values of the option ``result``, which also accepts any function of the answer's text."""
+"""The values of the option ``result`` that compare answers. It also accepts any function of the
+answer's text, and :data:`FUSE`."""
+
+FUSE = "fuse"
+"""The value of the option ``result`` with which answers are not compared, but merged into one (see
+``core.fusion``)."""

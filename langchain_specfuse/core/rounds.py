@@ -45,14 +45,23 @@ Loop: TypeAlias = "Generator[Ask | CheckAsk | Round, Replies | Verdicts | None, 
 OVERFLOW = "shorten the conversation, or use members with a longer context"
 
 
-def rounds(query: Query, settings: Settings, panel: Panel, referee: Referee = FREE) -> Loop:
-    """All rounds of one answer. Send the replies to each ``Ask``; after a ``Round``, call
-    ``next``."""
+def rounds(
+    query: Query,
+    settings: Settings,
+    panel: Panel,
+    referee: Referee = FREE,
+    *,
+    budget: Budget | None = None,
+) -> Loop:
+    """All rounds of one answer. Send the replies to each ``Ask``; after a ``Round``, call ``next``.
+
+    ``budget`` is what the answer may cost, if a part of it has been spent before the first
+    round."""
     method = settings.method
     answer = Answer(
         stop=settings.stop_strings, budget=settings.max_tokens, referee=referee
     ).started()
-    budget = Budget(settings.max_calls, settings.max_cost)
+    budget = budget or Budget(settings.max_calls, settings.max_cost)
     checking = Checking(settings)
     answer = checking.begun(answer)
     for number in count(1):

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 
 from ..core.ballot import largest
 from ..core.consensus import answers
+from ..core.fusion import fused
 from ..core.member import Member, Probe
 from ..core.options import Settings
 from ..core.panel import Panel
 from ..core.referee import FREE, Referee
+from ..core.results import FUSE
 from ..core.round import Round
 from ..core.rounds import Loop, rounds
 from ..core.values import Panelist, Query
@@ -202,8 +204,10 @@ class Ensemble:
     def _loop(
         self, probes: Mapping[str, Probe], query: Query, settings: Settings, referee: Referee
     ) -> Loop:
-        """The loop that agrees the answer: segment by segment, or as a whole."""
+        """The loop that agrees the answer: segment by segment, as a whole, or fused."""
         panel = self.panel(probes, settings, query.kinds)
+        if settings.segment == "answer" and settings.result == FUSE:
+            return fused(query, settings, panel, referee)
         if settings.segment == "answer":
             return answers(query, settings, panel, referee)
         return rounds(query, settings, panel, referee)

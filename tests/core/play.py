@@ -13,7 +13,7 @@ from langchain_specfuse.core.panel import Panel
 from langchain_specfuse.core.referee import FREE, Referee
 from langchain_specfuse.core.replies import checked_reply
 from langchain_specfuse.core.round import Round
-from langchain_specfuse.core.rounds import rounds
+from langchain_specfuse.core.rounds import Loop, rounds
 from langchain_specfuse.core.values import (
     Ask,
     Draft,
@@ -62,9 +62,10 @@ def play(
     prior: Mapping[str, float] | None = None,
     referee: Referee = FREE,
     query: Query = QUERY,
+    begun: Callable[[Query, Settings, Panel, Referee], Loop] = rounds,
 ) -> Played:
     """Play one whole answer; ``settings.lead`` leads if it is a member. Errors of the loop are kept
-    in ``error``."""
+    in ``error``. ``begun`` begins another loop than ``rounds``."""
     played = Played()
     settings = settings or Settings()
     panel = panel or [Panelist(name) for name in answerers]
@@ -73,7 +74,7 @@ def play(
         and settings.method.margin is not None
     )
     members = Panel.of(panel, prior, settings.lead if can_lead else None)
-    loop = rounds(query, settings, members, referee)
+    loop = begun(query, settings, members, referee)
     replies: Any = None
     try:
         while True:

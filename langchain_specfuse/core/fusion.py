@@ -1,0 +1,147 @@
+"""Fused answers: every member answers alone, then the lead reads all answers and writes the final
+one.
+
+The answers are round 0. The rounds after it are those of ``core.rounds`` for a longer question, so
+checks, budgets, tools, constraints and the reserve work as in any other answer. Members that fail
+leave, refusals and empty answers are left out. A single answer is fused too: the lead may still
+correct it, and the final answer is streamed and checked in the same way however many members have
+answered. If there is no answer to read, the lead answers the question itself.
+
+Paper: it has no such answers. Mixture-of-Agents (Wang et al., 2024) merges answers in this way.
+With several samples of one member it is called self-fusion.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from . import prompts
+from .answer import Answer, legal_part
+from .ballot import largest
+from .checking import Checking
+from .consensus import job_of, sample_name, whole_answers
+from .options import Settings
+from .panel import Panel
+from .referee import FREE, Referee
+from .round import Round
+from .rounds import (
+    Budget,
+    Clock,
+    Loop,
+    is_refused,
+    no_member_left,
+    refused_round,
+    rounds,
+    without_failed,
+)
+from .values import Draft, Query, Segment
+
+
+def fused(query: Query, settings: Settings, panel: Panel, referee: Referee = FREE) -> Loop:
+    """As :func:`.rounds`: round 0 with the members' own answers, then the rounds of the final
+    one."""
+    answer = Answer(
+        stop=settings.stop_strings, budget=settings.max_tokens, referee=referee
+    ).started()
+    budget = Budget(settings.max_calls, settings.max_cost)
+    checking = Checking(settings)
+    checking.begin_round()
+    clock = Clock(budget)
+    before = panel
+    names = panel.drafters
+    drafts: dict[str, Draft] = {}
+    samples: dict[str, str] = {}
+    # 1. Every member answers alone: all at once, then all for a second time, and so on.
+    for sample in range(settings.samples):
+        can_pay = not budget.is_spent
+        jobs = {name: job_of(query, settings, answer, sample, can_pay) for name in panel.drafters}
+        if not jobs:
+            break
+        replies = yield from whole_answers(jobs, answer)
+        clock.lap("draft", replies)
+        panel = without_failed(panel, jobs, replies, answer, 0, needed=False)
+        for name, reply in replies.items():
+            if not isinstance(reply, Draft):
+                continue
+            draft_name = sample_name(name, sample, names)
+            drafts[draft_name] = _whole(legal_part(reply, answer), answer)
+            if sample:
+                samples[draft_name] = name
+        if settings.refusals == "any" and clock.refusals:
+            break
+    writer = _writer(panel, settings)
+    thoughts = yield from checking.thoughts(drafts, answer)
+    clock.lap_checks(checking)
+    yield Round(
+        number=0,
+        text="",
+        segment=Segment(""),
+        winner="",
+        drafts=drafts,
+        scores={},
+        votes={},
+        totals={},
+        rewards={},
+        weights_before=before.weights,
+        weights=panel.weights,
+        thoughts=thoughts,
+        lead=writer,
+        refusals=clock.refusals,
+        left=panel.left,
+        samples=samples,
+        checks=checking.counts,
+        efforts=clock.efforts,
+        seconds=clock.seconds,
+        began=clock.began,
+    )
+    if not panel.drafters:
+        raise no_member_left(panel, answer, 1)
+    if is_refused(settings, clock, drafts):
+        checking.begin_round()
+        last = Clock(budget)
+        last.refusals = yield from checking.refusals(clock.refusals, answer)
+        yield refused_round(1, panel, panel, answer, {}, last, checking, answer.text)
+        return
+    # 2. The lead reads the answers and writes the final one. The others are in reserve.
+    alone = settings.method.model_copy(update={"margin": math.inf})
+    yield from rounds(
+        _question(query, [draft.text for draft in drafts.values()]),
+        settings.model_copy(update={"method": alone}),
+        replace(panel, lead=writer),
+        referee,
+        budget=budget,
+    )
+
+
+def _writer(panel: Panel, settings: Settings) -> str:
+    """The member that writes the final answer: the lead, else the largest member, else the one with
+    the most weight, and among equals the first. Empty if no member is left."""
+    names = panel.drafters
+    sizes = {member.name: member.size for member in panel.members if member.drafts}
+    for name in (panel.lead, settings.lead, largest(sizes)):
+        if name in names:
+            return str(name)
+    return max(names, key=lambda name: round(panel.weights[name], 12), default="")
+
+
+def _whole(draft: Draft, answer: Answer) -> Draft:
+    """A member's own answer from its first character on, without a stop string and what follows
+    it."""
+    whole = answer.plus(Segment(draft.text, draft.ended))
+    is_complete = whole.finish in ("stop", "stop_string")
+    return Draft(whole.text, is_complete, draft.tokens, effort=draft.effort, thought=draft.thought)
+
+
+def _question(query: Query, texts: Sequence[str]) -> Query:
+    """The query whose last message is followed by these answers, without those that are empty.
+
+    Its id is new, because members keep their caches and scripts by the id.
+    """
+    read = [text for text in texts if text.strip()]
+    turns = query.turns
+    if read:
+        last = turns[-1]
+        turns = (*turns[:-1], replace(last, text=prompts.fusion(last.text, read)))
+    return replace(query, id=f"{query.id}-fused", turns=turns)

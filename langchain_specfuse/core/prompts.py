@@ -1,0 +1,34 @@
+"""What members are asked in words of ours. Everything else in a prompt is the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+FUSION = """{message}
+
+Several assistants have answered this, each alone:
+
+{answers}
+
+Any part of these answers may be wrong. Write the final answer, in the form that was asked for, \
+and do not mention these answers."""
+
+
+def fusion(message: str, answers: Sequence[str]) -> str:
+    """The last message of the conversation, followed by these answers to it, without their authors.
+
+    >>> print(fusion("How many?", ["Two.", "Three."]))
+    How many?
+    <BLANKLINE>
+    Several assistants have answered this, each alone:
+    <BLANKLINE>
+    Answer 1:
+    Two.
+    <BLANKLINE>
+    Answer 2:
+    Three.
+    <BLANKLINE>
+    Any part of these answers may be wrong. Write the final answer, in the form that was asked for, and do not mention these answers.
+    """  # noqa: E501
+    numbered = [f"Answer {number}:\n{text}" for number, text in enumerate(answers, 1)]
+    return FUSION.format(message=message, answers="\n\n".join(numbered))
