@@ -64,6 +64,10 @@ NO_FLAGS = {
 """Flags of other programs that have no counterpart here, and what to do instead."""
 ANSWER = ("segment_tokens", "max_tokens", "temperature", "top_p", "seed", "member_timeout")
 """Fields of ``Settings`` that every command has as flags."""
+WHOLE = ("segment", "result", "samples")
+"""Fields of ``Settings`` about whole answers. ``eval`` and ``doctor`` choose them themselves."""
+METAVARS = {"segment": "WHAT", "result": "HOW"}
+"""What stands for the value of a flag that is neither a number nor seconds."""
 
 
 def say(text: str) -> None:
@@ -191,7 +195,7 @@ def add_fields(
     for name in names:
         group.add_argument(
             f"--{name.replace('_', '-')}",
-            metavar="S" if name.endswith("timeout") else "N",
+            metavar=METAVARS.get(name, "S" if name.endswith("timeout") else "N"),
             help=_help(name, fields[name], defaults.get(name)),
         )
 

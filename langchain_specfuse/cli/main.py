@@ -32,7 +32,7 @@ from ..chat.question import Question
 from ..core.agreed import ReleasedText
 from ..core.round import Rejection, Round
 from ..errors import CheckError, MemberError, SpecFuseError, UsageError, advised, imported
-from ..show.terminal import Paint, departed, legend, table, visible
+from ..show.terminal import Paint, answers, departed, legend, table, visible
 from ..show.trace import Trace
 from . import choices
 from .choices import PROGRAM, say
@@ -136,7 +136,7 @@ def parser() -> argparse.ArgumentParser:
         "question", nargs="?", help="what to ask; '-' or nothing: read it from standard input"
     )
     choices.add_members(parser)
-    answer = choices.add_answer(parser)
+    answer = choices.add_answer(parser, *choices.WHOLE)
     answer.add_argument("--system", metavar="TEXT", help="a system message")
     answer.add_argument(
         "--stop",
@@ -346,6 +346,8 @@ def _show(
             if not done and not arguments.quiet:
                 print(legend(paint), end="\n\n", file=out)
             done.append(round)
+            if round.number == 0 and not arguments.quiet:
+                print(answers(round, paint), end="\n\n", file=out, flush=True)
             pieces = released.add(round)
             text = "".join(paint.by(piece.author, clean(piece.text)) for piece in pieces)
             print(text, end="", file=out, flush=True)

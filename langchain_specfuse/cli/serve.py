@@ -14,6 +14,7 @@ from ..errors import UsageError, advised
 from ..serve import Limits, app_of
 from ..serve.server import listening, server_of
 from .choices import (
+    WHOLE,
     add_answer,
     add_fields,
     add_members,
@@ -38,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
         "call",
     )
     add_members(parser)
-    add_fields(add_answer(parser, "max_concurrency"), Limits.model_fields, LIMITS)
+    add_fields(add_answer(parser, *WHOLE, "max_concurrency"), Limits.model_fields, LIMITS)
     port = parser.add_argument_group("port")
     port.add_argument(
         "--host", default="127.0.0.1", help="address to listen on (default: %(default)s)"

@@ -36,6 +36,7 @@ const list = (value) => value ?? [];
 const names = (table) => Object.keys(table ?? {});
 const sum = (numbers) => numbers.reduce((a, b) => a + (b ?? 0), 0);
 const number = (value, digits = 3) => (typeof value === "number" ? value.toFixed(digits) : "–");
+const segments = () => rounds.filter((item) => item.round > 0).length; // round 0 is the members' own answers
 const count = (many, one) => `${many} ${one}${many === 1 ? "" : "s"}`;
 const said = (draft) => JSON.stringify([draft.text, !!draft.ended]);
 const kind = (name) => (members.includes(name) ? `m${members.indexOf(name) % 8}` : "");
@@ -84,7 +85,7 @@ function header() {
   const tokens = sum(agreed().map((one) => one.tokens));
   const rejections = sum([run, ...rounds].map((item) => list(item.rejected).length));
   const ending = writing ? "more is to come" : last ? of(FINISHED, last.finish) ?? "it is incomplete" : "no segment was agreed";
-  part("summary").textContent = `${count(rounds.length, "round")}, ${count(members.length, "member")}, ${count(tokens, "token")} in ${seconds.toFixed(1)} s; ${ending}${rejections ? `; checks refused ${count(rejections, "draft")}` : ""}`;
+  part("summary").textContent = `${count(segments(), "round")}, ${count(members.length, "member")}, ${count(tokens, "token")} in ${seconds.toFixed(1)} s; ${ending}${rejections ? `; checks refused ${count(rejections, "draft")}` : ""}`;
   part("error").hidden = !run.error;
   part("error").textContent = `${last ? "The answer broke off" : "There is no answer"}: ${visible(run.error)}`;
 }
@@ -164,10 +165,11 @@ function answer(from) {
   let before = from ? pieces[from - 1].at(-1)[0] : null;
   for (let at = from; at < rounds.length; at++) {
     const item = rounds[at];
-    const shownText = visible(item.text) || (item.ended ? "■" : "…");
+    const own = item.round ? "" : `[${count(names(item.drafts).length, "answer")}] `;
+    const shownText = visible(item.text) || own || (item.ended ? "■" : "…");
     const rejections = list(item.rejected).length;
     const note = rejections ? `; checks refused ${count(rejections, "draft")}` : "";
-    const name = `Round ${item.round}, ${item.winner}: ${shownText.trim() || "white space"}${note}`;
+    const name = `Round ${item.round}, ${item.winner || "all"}: ${shownText.trim() || "white space"}${note}`;
     const segment = node("span", { class: "segment", role: "option", tabindex: "-1", "aria-selected": "false", "aria-label": name });
     segment.dataset.at = at;
     for (const [author, text] of pieces[at]) {
@@ -306,7 +308,7 @@ function show(at) {
 
 function place() {
   mark(chosen + 1);
-  part("round-head").textContent = `Round ${rounds[chosen].round} of ${rounds.length}`;
+  part("round-head").textContent = `Round ${rounds[chosen].round} of ${rounds.at(-1).round}`;
   part("back").disabled = chosen === 0;
   part("on").disabled = chosen === rounds.length - 1;
 }
@@ -315,7 +317,7 @@ function choose(at, focus = false) {
   if (at < 0 || at >= rounds.length) return;
   show(at);
   if (focus) part("answer").children[at].focus();
-  part("status").textContent = `Round ${rounds[at].round} of ${rounds.length}. ${outcome(rounds[at])}`;
+  part("status").textContent = `Round ${rounds[at].round} of ${rounds.at(-1).round}. ${outcome(rounds[at])}`;
 }
 
 // --- events -------------------------------------------------------------------------------------------------------
