@@ -32,6 +32,19 @@ from typing import Any, Protocol, runtime_checkable
 
 from .values import CallFormat, Draft, DraftJob, Failure, Scored, ScoreJob
 
+QUIET_TOKENS = 30
+"""Where a reply comes in one piece, this many tokens take no longer than the limit of silence."""
+
+
+def quiet_s(tokens: int) -> float:
+    """How much longer than the limit a member may be silent before a reply of so many tokens that
+    comes in one piece: a second for each token beyond the first.
+
+    >>> quiet_s(24), quiet_s(130)
+    (0.0, 100.0)
+    """
+    return float(max(tokens - QUIET_TOKENS, 0))
+
 
 @dataclass(frozen=True, slots=True)
 class Probe:
@@ -67,6 +80,13 @@ class Member(Protocol):
     It may also have a method ``preview() -> Probe | None``: what ``probe`` will report, as far as
     it is known without loading anything or asking a server; None if the context is not known. The
     chat model's ``profile`` is made from it.
+
+    It may also have an attribute ``last_sign: float``, its last sign of life as
+    ``time.monotonic()``: a token or a chunk that arrived, a forward pass that ended, bytes of a
+    response. It is read from another thread while the member works. A lead without a sign for 30 s
+    is late, and a reserve takes its place. Where no sign can come for longer, for example before a
+    long response in one piece, the member may set it ahead. A member without the attribute may
+    take a second more for each token beyond the first 30 of a batch.
     """
 
     @property
@@ -95,7 +115,8 @@ class BatchGroup(Protocol):
     """Members that share one copy of the weights and can therefore share a batch.
 
     Such a member has an attribute ``batch_group``, the same object for all of them. Replies are
-    those that each member would have given alone.
+    those that each member would have given alone. The group may have a ``last_sign``, as a member
+    may.
     """
 
     def draft(self, jobs: Sequence[tuple[Any, DraftJob]]) -> Sequence[Draft | Failure]:

@@ -7,8 +7,9 @@ jobs that arrive while one batch runs form the next. The member decides how many
 into one forward pass.
 
 Between batches, long prompts are read in chunks (:class:`PrefillQueue`). A member that exceeds its
-time limit keeps its thread, and a new thread serves the other members (:class:`Overdue`). Replies
-are checked here, once (:mod:`.core.replies`), and delivered from the worker's thread.
+time limit, or gives no sign of life for too long (:mod:`.silence`), keeps its thread, and a new
+thread serves the other members (:class:`Overdue`). Replies are checked here, once
+(:mod:`.core.replies`), and delivered from the worker's thread.
 """
 
 from __future__ import annotations
@@ -22,12 +23,15 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
+from ..core.member import quiet_s
 from ..core.replies import checked_reply
 from ..core.values import Draft, DraftJob, Effort, Failure, PrefillPending, Scored, ScoreJob
 from ..errors import UsageError, advised, amount, emptied
+from .silence import WATCH, WatchedCall, sign_of
 
 log = logging.getLogger("langchain_specfuse")
 
@@ -56,6 +60,8 @@ class QueuedJob:
     deliver: Callable[[Any], None]
     is_needed: Callable[[], bool] = lambda: True
     timeout_s: float | None = None
+    silence_s: float | None = None
+    """How long the member may give no sign of life while it works on the job. None: no limit."""
     prefill_chunks: int | None = 0
     """As in :class:`.DraftJob`: 0 asks the member to report a long context, 1 to read a chunk, None
     to read it all."""
@@ -130,7 +136,8 @@ def can_share_batch(job: QueuedJob, other: QueuedJob) -> bool:
     return (
         job.executor is other.executor
         and job.work == other.work
-        # A batch has one time limit, so that no job fails at the limit of another.
+        # A batch has one time limit, so that no job fails at the limit of another. Limits of
+        # silence may differ: see `_silence_limit`.
         and job.timeout_s == other.timeout_s
     )
 
@@ -188,12 +195,29 @@ class PrefillQueue:
 
 
 class Overdue:
-    """A call that exceeded its time limit and has not returned: since when it has lasted, and the
-    jobs that wait for its return."""
+    """A call that exceeded a limit and has not returned: since when it has lasted, the jobs that
+    still wait for its replies, and those that wait for its return."""
 
-    def __init__(self, since: float) -> None:
+    def __init__(self, batch: list[QueuedJob], since: float) -> None:
+        self.batch = batch
         self._since = since
+        self.open = list(batch)
+        """The jobs of its own batch that have not failed."""
         self.waiting: list[QueuedJob] = []
+        self.watched: list[WatchedCall] = []
+        """The waits for its return that have a limit of silence."""
+        self._silent_after: float | None = None
+        """The member's last sign of life when it was found silent."""
+        self._is_silent = False
+
+    def note_silence(self) -> None:
+        """Note that its member gives no sign of life."""
+        self._is_silent = True
+        self._silent_after = sign_of(signer_of(self.batch))
+
+    def is_silent(self) -> bool:
+        """Whether its member was found silent, and has given no sign since."""
+        return self._is_silent and self._silent_after == sign_of(signer_of(self.batch))
 
     def left_s(self, timeout_s: float | None) -> float | None:
         """How much longer a job with this time limit waits for the call to return."""
@@ -218,7 +242,7 @@ class Worker:
         self._running: list[QueuedJob] | None = None
         """The batch under way. Either the thread or the timer takes it out and delivers it."""
         self._overdue: dict[int, Overdue] = {}
-        """By the id of what does the work: calls that exceeded their time limit."""
+        """By the id of what does the work: calls that exceeded a limit."""
         self._closed = False
 
     def put(self, *jobs: QueuedJob) -> None:
@@ -320,36 +344,48 @@ class Worker:
     def _run(self, batch: list[QueuedJob]) -> None:
         if self._waits_for_overdue(batch):
             return
-        timer = _timer(batch[0].timeout_s, self._give_up, batch, time.monotonic())
+        now = time.monotonic()
+        timer = _timer(batch[0].timeout_s, self._give_up, batch, now)
+        watched = self._watched(batch, now)
         began, since = time.time(), time.perf_counter()
         replies = run_batch(batch)
         seconds = time.perf_counter() - since
         if timer is not None:
             timer.cancel()
-        if self._end(batch):
-            pairs = zip(batch, replies, strict=True)
-            replies = [with_cost(queued, reply, began, seconds) for queued, reply in pairs]
-            self._hand_out(batch, replies, seconds)
+        if watched is not None:
+            WATCH.remove(watched)
+        pairs = [
+            (queued, with_cost(queued, reply, began, seconds))
+            for queued, reply in zip(batch, replies, strict=True)
+        ]
+        still_open = self._end(batch)
+        if still_open:
+            self._hand_out([pair for pair in pairs if pair[0] in still_open], seconds)
 
-    def _end(self, batch: list[QueuedJob]) -> bool:
-        """Note that the batch is no longer under way. False if it had been given up: then the jobs
-        that waited for its member to return go first, and its own replies are dropped."""
+    def _end(self, batch: list[QueuedJob]) -> list[QueuedJob]:
+        """Note that the batch is no longer under way, and return its jobs that still wait for their
+        replies. If it had been given up, the jobs that waited for its member to return go first."""
         with self._lock:
             if self._running is batch:
                 self._running = None
-                return True
+                return batch
             overdue = self._overdue.pop(id(batch[0].executor), None)
-            if overdue is not None:
-                self._queue.put_first(overdue.waiting)
-                self._wake()
-            return False
+            if overdue is None:
+                return []
+            for watched in overdue.watched:
+                WATCH.remove(watched)
+            if self._closed:
+                return []
+            self._queue.put_first(overdue.waiting)
+            self._wake()
+            return overdue.open
 
-    def _hand_out(self, batch: list[QueuedJob], replies: list[Any], seconds: float) -> None:
+    def _hand_out(self, pairs: Sequence[tuple[QueuedJob, Any]], seconds: float) -> None:
         """Deliver the replies, and queue the jobs that have a long context to read."""
         done = []
         with self._lock:
-            self._prefill.record(seconds, reading=bool(batch[0].prefill_chunks))
-            for queued, reply in zip(batch, replies, strict=True):
+            self._prefill.record(seconds, reading=bool(pairs[0][0].prefill_chunks))
+            for queued, reply in pairs:
                 if not isinstance(reply, PrefillPending):
                     done.append((queued, reply))
                 elif not self._closed:
@@ -362,32 +398,66 @@ class Worker:
     def _fail(self, batch: list[QueuedJob], error: BaseException) -> None:
         """Fail the jobs of a batch that ended with an error which did not come from a member."""
         log.error("%s: a batch failed", threading.current_thread().name, exc_info=error)
-        self._end(batch)
+        still_open = self._end(batch)
         if not self._closed:
             failure = Failure.of(emptied(error))
-            _deliver([(queued, failure) for queued in batch])
+            _deliver([(queued, failure) for queued in still_open])
 
-    # - members that exceed their time limit
+    # - members that exceed a limit
 
     def _give_up(self, batch: list[QueuedJob], since: float) -> None:
-        """The call has exceeded its time limit: leave this thread to it, continue with a new one,
-        and fail its jobs."""
-        first = batch[0]
+        """The call has exceeded its time limit: fail its jobs."""
         with self._lock:
-            if self._running is not batch:
+            overdue = self._leave_thread_to(batch, since)
+            if overdue is None:
                 return
+            late, overdue.open = overdue.open, []
+        message = f"did not answer within member_timeout={batch[0].timeout_s:g} s"
+        _deliver([(queued, Failure("timeout", message)) for queued in late])
+
+    def _give_up_silent(self, batch: list[QueuedJob], since: float, message: str) -> None:
+        """The member gives no sign of life: fail the jobs that have a limit of silence. The others
+        wait for their replies."""
+        with self._lock:
+            overdue = self._leave_thread_to(batch, since)
+            if overdue is None:
+                return
+            overdue.note_silence()
+            late, overdue.open = _split(overdue.open)
+        _deliver([(queued, Failure("timeout", message)) for queued in late])
+
+    def _leave_thread_to(self, batch: list[QueuedJob], since: float) -> Overdue | None:
+        """Leave the thread to this call, and continue with a new one. None: the call has returned.
+        The caller holds the lock."""
+        executor = id(batch[0].executor)
+        if self._running is batch:
             self._running = None
-            self._overdue[id(first.executor)] = Overdue(since)
+            self._overdue[executor] = Overdue(batch, since)
             self._start()
-        message = f"did not answer within member_timeout={first.timeout_s:g} s"
-        _deliver([(queued, Failure("timeout", message)) for queued in batch])
+        overdue = self._overdue.get(executor)
+        return overdue if overdue is not None and overdue.batch is batch else None
+
+    def _watched(self, batch: list[QueuedJob], since: float) -> WatchedCall | None:
+        """Watch this call for signs of life, if a job has a limit of silence."""
+        limit_s = _silence_limit(batch)
+        if limit_s is None:
+            return None
+        signer = signer_of(batch)
+        message = f"no token for {limit_s:g} s"
+        if sign_of(signer) is None:
+            limit_s += _allowance_s(batch)
+            message = f"no reply for {limit_s:g} s"
+        watched = WatchedCall(signer, limit_s, partial(self._give_up_silent, batch, since, message))
+        WATCH.add(watched)
+        return watched
 
     def _waits_for_overdue(self, batch: list[QueuedJob]) -> bool:
-        """Whether the batch has to wait, because its member is still in a call that exceeded its
-        time limit.
+        """Whether the batch has to wait, because its member is still in a call that exceeded a
+        limit.
 
         The time that the call has already taken counts towards the limit of the batch, so no job
-        waits twice for the same call, and none fails at the limit of another.
+        waits twice for the same call, and none fails at the limit of another. The same is true of
+        its silence.
         """
         first = batch[0]
         with self._lock:
@@ -400,7 +470,24 @@ class Worker:
             self._fail_waiting(batch, overdue)
         else:
             _timer(left_s, self._fail_waiting, batch, overdue)
+            self._limit_wait(batch, overdue)
         return True
+
+    def _limit_wait(self, batch: list[QueuedJob], overdue: Overdue) -> None:
+        """Fail the jobs with a limit of silence when the overdue call has been silent for so
+        long."""
+        limit_s = _silence_limit(batch)
+        if limit_s is None:
+            return
+        limited, _ = _split(batch)
+        fail = partial(self._fail_waiting, limited, overdue)
+        if overdue.is_silent():
+            return fail()
+        watched = WatchedCall(signer_of(overdue.batch), limit_s, fail)
+        with self._lock:
+            if self._overdue.get(id(batch[0].executor)) is overdue:
+                overdue.watched.append(watched)
+                WATCH.add(watched)
 
     def _fail_waiting(self, batch: list[QueuedJob], overdue: Overdue) -> None:
         """Fail the jobs of this batch that still wait for the overdue call."""
@@ -421,6 +508,35 @@ def _timer(after_s: float | None, act: Callable[..., None], *args: Any) -> threa
     timer.daemon = True
     timer.start()
     return timer
+
+
+def signer_of(batch: list[QueuedJob]) -> Any:
+    """What gives the signs of life of a batch: the batch group, or the member."""
+    first = batch[0]
+    return first.member if sign_of(first.executor) is None else first.executor
+
+
+def _split(batch: Iterable[QueuedJob]) -> tuple[list[QueuedJob], list[QueuedJob]]:
+    """The jobs that have a limit of silence, and the others."""
+    limited: list[QueuedJob] = []
+    others: list[QueuedJob] = []
+    for queued in batch:
+        (others if queued.silence_s is None else limited).append(queued)
+    return limited, others
+
+
+def _silence_limit(batch: Iterable[QueuedJob]) -> float | None:
+    """How long the member may be silent in this batch: as long as the most patient of the limits
+    allows, because a member may give no sign while it reads the prompt of another job."""
+    limits = (queued.silence_s for queued in batch)
+    return max((limit for limit in limits if limit is not None), default=None)
+
+
+def _allowance_s(batch: Iterable[QueuedJob]) -> float:
+    """How much longer than its limit a member without signs of life may take for a batch."""
+    jobs = [queued.job for queued in batch if isinstance(queued.job, DraftJob)]
+    tokens = sum(min(job.segment_tokens, job.max_tokens) for job in jobs)
+    return quiet_s(tokens)
 
 
 def _deliver(replies: Sequence[tuple[QueuedJob, Any]]) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from langchain_specfuse.core.options import Settings
 from langchain_specfuse.core.values import Query, Turn
-from langchain_specfuse.engine import Ensemble, worker
+from langchain_specfuse.engine import Ensemble, silence, worker
 from langchain_specfuse.members.scripted import ScriptedMember
 
 BLUE = "The sky is blue because of Rayleigh scattering in the air above us."
@@ -149,6 +149,7 @@ def limits_expire_when_members_hang(monkeypatch):
 @pytest.fixture(autouse=True)
 def no_thread_stays(monkeypatch):
     monkeypatch.setattr(worker, "IDLE_S", 0.05)
+    monkeypatch.setattr(silence, "IDLE_S", 0.05)
     before = set(threading.enumerate())  # an answer of another test may hold one of them
     yield
     assert until(lambda: not our_threads(before)), our_threads(before)

@@ -1,0 +1,126 @@
+"""Notices that a member at work gives no sign of life.
+
+A member tells its last sign of life in an attribute ``last_sign`` (:mod:`.core.member`): a token
+that arrived, a forward pass that ended. One thread looks at all calls under way, a few times within
+each limit, and adds up how long their members have been silent. A look counts for no more than two
+of its pauses, however late it comes: while a process is suspended (a laptop that sleeps, SIGSTOP),
+its members cannot give a sign. Time in a queue does not count either, because a call is watched
+only while it runs.
+
+This file knows neither jobs nor what happens to a member that is late.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+log = logging.getLogger("langchain_specfuse")
+
+LOOKS = 30
+"""A call is looked at this many times within its limit."""
+IDLE_S = 2.0
+"""The thread ends after this long without a call; the next call starts a new one."""
+
+
+def sign_of(worker: Any) -> float | None:
+    """The last sign of life of a member or a batch group, as ``time.monotonic()``. None: it gives
+    none."""
+    try:
+        sign = getattr(worker, "last_sign", None)
+    except Exception:  # a member may raise anything
+        return None
+    return sign if isinstance(sign, int | float) else None
+
+
+class WatchedCall:
+    """A call of a member, and for how long the member has been silent."""
+
+    def __init__(self, member: Any, limit_s: float, on_silence: Callable[[], None]) -> None:
+        """``on_silence`` is called once, from another thread, after ``limit_s`` of silence."""
+        self.limit_s = limit_s
+        self.on_silence = on_silence
+        self._member = member
+        self._sign = sign_of(member)
+        self._silent_s = 0.0
+        self._looked = time.monotonic()
+
+    @property
+    def pause_s(self) -> float:
+        """The time between two looks."""
+        return self.limit_s / LOOKS
+
+    def is_silent(self, now: float) -> bool:
+        """Look for a sign, and return whether there has been none for too long."""
+        passed = min(now - self._looked, 2 * self.pause_s)
+        self._looked = now
+        sign = sign_of(self._member)
+        if sign == self._sign:
+            self._silent_s += passed
+        else:
+            self._sign = sign
+            self._silent_s = 0.0
+        if sign is not None and sign > now:  # it cannot give one earlier
+            self._silent_s = 0.0
+        return self._silent_s >= self.limit_s
+
+
+class Watch:
+    """Looks at all calls under way, from one thread."""
+
+    def __init__(self) -> None:
+        # Re-entrant, because a finalizer that cancels an answer may be called anywhere.
+        self._lock = threading.RLock()
+        self._news = threading.Condition(self._lock)
+        self._calls: dict[WatchedCall, None] = {}
+        self._pause_s = 0.0
+        """The pause before the next look."""
+        self._thread: threading.Thread | None = None
+
+    def add(self, call: WatchedCall) -> None:
+        with self._lock:
+            self._calls[call] = None
+            if self._thread is None or not self._thread.is_alive():
+                thread = threading.Thread(target=self._work, name="specfuse-limits", daemon=True)
+                thread.start()
+                self._thread = thread
+            elif call.pause_s < self._pause_s:
+                self._news.notify()
+
+    def remove(self, call: WatchedCall) -> None:
+        with self._lock:
+            self._calls.pop(call, None)
+
+    def _work(self) -> None:
+        while (silent := self._next()) is not None:
+            for call in silent:
+                try:
+                    call.on_silence()
+                except BaseException:
+                    log.exception("a member without a sign of life could not be given up")
+            del silent
+            call = None  # type: ignore[assignment]
+
+    def _next(self) -> list[WatchedCall] | None:
+        """Wait for the next look. Returns the calls that are silent; None when the thread should
+        end."""
+        with self._lock:
+            is_used = bool(self._calls)
+            pauses = [call.pause_s for call in self._calls.copy()]
+            self._pause_s = min(pauses, default=IDLE_S)
+            is_notified = self._news.wait(self._pause_s)
+            if not is_used and not self._calls and not is_notified:
+                self._thread = None
+                return None
+            now = time.monotonic()
+            silent = [call for call in self._calls.copy() if call.is_silent(now)]
+            for call in silent:
+                self._calls.pop(call, None)
+            return silent
+
+
+WATCH = Watch()
+"""Looks at the calls of all workers."""
