@@ -28,7 +28,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, System
 from pydantic import Field, InstanceOf
 
 from ...core.letters import LETTERS, chosen_letter
-from ...core.member import Probe
+from ...core.member import Probe, quiet_s
 from ...core.values import (
     BUDGET,
     REFUSAL,
@@ -77,6 +77,9 @@ BALLOT_WORDS = 12
 """A ballot is read up to this many words."""
 DOUBT = 0.1
 """What a ballot adds to each draft's count, so that no draft gets a probability of zero."""
+NEW_REQUEST_S = 90.0
+"""The first chunk of a new request in mid-answer may come this much later than the next chunk of an
+open stream: the model reads everything again, and may reason again."""
 INPUTS = {
     "image": "image_inputs",
     "file": "pdf_inputs",
@@ -154,6 +157,8 @@ class ChatModelMember:
         self.system_prompt = system_prompt
         self.price = price and (price[0], price[1])
         self.thinking_tokens = thinking_tokens
+        self.last_sign = 0.0
+        """When a chunk last arrived, or until when none may arrive, as in :class:`.Member`."""
         self._way: str | None = None
         """How it continues a text; empty: it cannot; None: not tried yet."""
         self._repeats: int | None = 0
@@ -169,7 +174,7 @@ class ChatModelMember:
         """Its arguments, and how its model continues a text, but no open streams. A model that was
         given by name is created again from its name, because most providers' objects cannot be
         pickled."""
-        state = vars(self) | {"_streams": {}, "_unreported": Effort()}
+        state = vars(self) | {"_streams": {}, "_unreported": Effort(), "last_sign": 0.0}
         return state if self._model_name is None else state | {"model": None}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
@@ -288,6 +293,7 @@ class ChatModelMember:
         """A stream of what the model writes next."""
         query = job.query
         self._refuse_if_spent(job)
+        self._allow_for(job)
         messages = self._messages(query.turns, query.tools, query.constraint)
         options: dict[str, Any] = {}
         if job.sampling.temperature > 0:
@@ -359,7 +365,19 @@ class ChatModelMember:
     def _parts(
         self, messages: Sequence[BaseMessage], options: Mapping[str, Any]
     ) -> Iterator[StreamPart]:
-        return Reply(self.name, self.model, self.thinking_tokens).parts(messages, options)
+        reply = Reply(self.name, self.model, self.thinking_tokens, self._note_sign)
+        return reply.parts(messages, options)
+
+    def _note_sign(self, ahead_s: float = 0.0) -> None:
+        """Note a sign of life, ``ahead_s`` ahead if no chunk may arrive for so long."""
+        self.last_sign = max(self.last_sign, time.monotonic() + ahead_s)
+
+    def _allow_for(self, job: DraftJob) -> None:
+        """Allow for the time in which no chunk of a new request may arrive."""
+        ahead_s = NEW_REQUEST_S if job.answer else 0.0
+        if not self.model._should_stream(async_api=False, stream=True):
+            ahead_s += quiet_s(job.max_tokens)
+        self._note_sign(ahead_s)
 
     def _continued(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -36,11 +36,18 @@ _STATUSES = {404: "not_found", 408: "timeout", 413: "overflow"}
 class Reply:
     """One reply of a chat model."""
 
-    def __init__(self, member: str, model: BaseChatModel, thinking_tokens: int) -> None:
-        """``member`` is the member's name, for errors."""
+    def __init__(
+        self,
+        member: str,
+        model: BaseChatModel,
+        thinking_tokens: int,
+        on_chunk: Callable[[], None],
+    ) -> None:
+        """``member`` is the member's name, for errors. ``on_chunk`` is called for each chunk."""
         self._member = member
         self._model = model
         self._limit = thinking_tokens
+        self._on_chunk = on_chunk
         self._thought_size = 0
         """The length of the reply in words. A chunk without text counts as one word."""
         self._begun = False
@@ -66,6 +73,7 @@ class Reply:
                     chunk = next(chunks, None)
                 if chunk is None:
                     break
+                self._on_chunk()
                 part = self._part(chunk)
                 if part is not None:
                     yield part

@@ -308,6 +308,7 @@ class LlamaCppCache(Cache):
             has_row,
         )
         code = self._decode(batch, len(tokens))
+        self.last_sign = time.monotonic()
         if code:
             for strand in strands:
                 strand.ids.pop()

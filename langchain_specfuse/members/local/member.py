@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -154,6 +155,12 @@ class LocalMember(ABC):
     def batch_group(self) -> Cache | None:
         """Members with the same one share batches."""
         return self.cache
+
+    @property
+    def last_sign(self) -> float:
+        cache = self.cache
+        # While it loads, it gives no other sign.
+        return time.monotonic() if cache is None else cache.last_sign
 
     # --- the protocol -----------------------------------------------------------------------------
 

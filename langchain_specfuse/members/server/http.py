@@ -21,6 +21,7 @@ from weakref import WeakSet
 
 import httpx2
 
+from ...core.member import quiet_s
 from ...errors import MemberError, UsageError, advised
 from ...secret_values import remember
 from ..network import through_proxy, to_reach
@@ -96,6 +97,8 @@ class Client:
         self.member = member
         self.broken = False
         """Whether a connection was refused or cut. Another server may have taken its place."""
+        self.last_sign = 0.0
+        """When bytes last arrived, or until when none may arrive, as in :class:`.Member`."""
         self._closed = False
         self._key = _key_in(address.api_key_env)
         remember({"api_key": self._key})
@@ -129,6 +132,13 @@ class Client:
             except OSError:  # it has ended by itself
                 pass
         self._client.close()
+
+    def expect_tokens(self, count: int) -> None:
+        """Note that the next response comes in one piece, when this many tokens are written."""
+        self._note_sign(quiet_s(count))
+
+    def _note_sign(self, ahead_s: float = 0.0) -> None:
+        self.last_sign = max(self.last_sign, time.monotonic() + ahead_s)
 
     def get(self, path: str) -> Any:
         return self._request("GET", path, None)
@@ -192,7 +202,9 @@ class Client:
             method, self._url(path), json=body, timeout=timeout, extensions=trace
         ) as response:
             content = bytearray()
+            self._note_sign()
             for chunk in response.iter_bytes():
+                self._note_sign()
                 content += chunk
                 if len(content) > MOST_BYTES:
                     message = (

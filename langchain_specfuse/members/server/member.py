@@ -154,6 +154,11 @@ class ServerMember:
         return f"{self.address.url}#{self.model or ''}#{self.name}"
 
     @property
+    def last_sign(self) -> float:
+        giver = self._chat or self._client
+        return 0.0 if giver is None else giver.last_sign
+
+    @property
     def spec(self) -> dict[str, Any]:
         """Everything that affects this member's output, as plain JSON."""
         known: dict[str, Any] = {"server": self.address.url, "model": self.model}

@@ -190,6 +190,7 @@ class TokenSession:
             # excluded tokens may come after the first token
             count = 1 if excluded else draft.next_count
             draw = Draw(job.query.id, ids, count, sampling, constraint, excluded)
+            self.dialect.client.expect_tokens(count)
             drawn = self.dialect.draw(draw)
             read = 0 if drawn.reused is None else len(ids) - drawn.reused
             effort += Effort(read=read + len(drawn.tokens), reused=drawn.reused or 0)

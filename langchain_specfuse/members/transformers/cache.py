@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
+import time
 from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -159,6 +160,7 @@ class ModelCache(Cache):
             part_rows = min(len(part), max(rows - len(left), 0))
             self.tokens_read += len(part)
             found.append(self._pass(strand, part, part_rows))
+            self.last_sign = time.monotonic()
             strand.ids += part
         return np.concatenate(found) if found else np.empty((0, 0), np.float32)
 
