@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter, ValidationError
 
 from ..core.options import METHODS, Method
-from ..core.results import RESULTS
+from ..core.results import FUSE, RESULTS
 from ..errors import UsageError, advised
 
 if TYPE_CHECKING:
@@ -59,7 +59,8 @@ class Calibration:
     method: Mapping[str, Any] = field(default_factory=dict)
     """Options of the method that differ from the default."""
     result: str | None = None
-    """The result by which whole answers are compared; None if they are not."""
+    """The result by which whole answers are compared, or ``fuse`` if they are merged; None if
+    answers are agreed by segments."""
     prior: Mapping[str, float] | None = None
     """Voting weights to begin with."""
     leads: bool = True
@@ -97,9 +98,9 @@ class Calibration:
                 data["method"][option] = math.inf
         calibration: Calibration = _ADAPTER.validate_python(data)
         Method.named("robust", **calibration.method)
-        if calibration.result not in (None, *RESULTS):
+        if calibration.result not in (None, *RESULTS, FUSE):
             raise ValueError(
-                f"result must be one of {', '.join(RESULTS)}, got {calibration.result!r}"
+                f"result must be one of {', '.join((*RESULTS, FUSE))}, got {calibration.result!r}"
             )
         return calibration
 

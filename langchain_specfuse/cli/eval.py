@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from ..evaluation import System
 
 GRADERS = "exact, number, contains, regex, choice, or FILE.py:FUNCTION"
-SYSTEMS = ("singles", "ensemble", "synthesis")
+SYSTEMS = ("singles", "ensemble", "fusion")
+_RENAMED = {"synthesis": "it is called fusion now"}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -50,7 +51,7 @@ def parser() -> argparse.ArgumentParser:
         nargs="+",
         metavar="S",
         default=["singles", "ensemble"],
-        help="what to ask: singles (each member alone), ensemble (both by default), synthesis "
+        help="what to ask: singles (each member alone), ensemble (both by default), fusion "
         "(each member alone, then the lead writes one answer from theirs)",
     )
     parser.add_argument(
@@ -167,9 +168,10 @@ def _check_systems(names: Sequence[str]) -> None:
     for name in names:
         if name not in SYSTEMS:
             error = UsageError(f"--systems must be among {', '.join(SYSTEMS)}, got {name!r}")
-            advice = (
+            advice = _RENAMED.get(
+                name,
                 "change the ensemble with --lead, --method and others; studies/compare.py in the "
-                "repository compares other systems"
+                "repository compares other systems",
             )
             raise advised(error, advice)
 
@@ -178,16 +180,17 @@ def _systems(
     names: Sequence[str], members: Sequence[str], verifiers: Sequence[str], settings: Settings
 ) -> tuple[System, ...]:
     """The systems that ``--systems`` names."""
-    from ..evaluation import System, alone_and_together
+    from ..evaluation import alone_and_together
+    from ..evaluation.running import fusion_of
 
     systems = [
         system
         for system in alone_and_together(members, settings, verifiers)
         if ("singles" if system.alone else "ensemble") in names
     ]
-    if "synthesis" in names:
+    if "fusion" in names:
         if len(members) < 2:
-            error = UsageError(f"--systems synthesis needs two members, got {len(members)}")
-            raise advised(error, "leave synthesis out, or name another member")
-        systems.append(System("synthesis", tuple(members), settings, synthesis=True))
+            error = UsageError(f"--systems fusion needs two members, got {len(members)}")
+            raise advised(error, "leave fusion out, or name another member")
+        systems.append(fusion_of(members, settings))
     return tuple(systems)

@@ -21,12 +21,14 @@ from .gate import tried, weights
 from .health import BAD, GOOD, WATCH, Finding, examine, load
 from .report import Report, summary
 from .results import Graded, Results
-from .running import AT_ONCE, ENSEMBLE, Plan, System, Watch, run
+from .running import AT_ONCE, ENSEMBLE, FUSION, Plan, System, Watch, fusion_of, run
 from .tasks import Task, jsonl
 
 FEWEST = 20
 """Questions."""
-VOTE, CONSENSUS = "vote", "consensus"
+VOTE, CONSENSUS, SELF_FUSION = "vote", "consensus", "self-fusion"
+LONG = 128
+"""Answers of fewer tokens are not fused: reading them all would cost more than writing one."""
 QUESTIONS = Path(__file__).with_name("doctor.jsonl")
 
 
@@ -151,7 +153,11 @@ def ways_of(
     task: Task,
     alone: Mapping[str, Sequence[Graded]],
 ) -> list[System]:
-    """The ways to use the other members: to correct the lead, as equals, and for whole answers."""
+    """The ways to use the other members: to correct the lead, as equals, and for whole answers.
+
+    Whole answers are compared if the grader says what their result is, and otherwise fused if they
+    are long. Self-fusion, with as many samples of the lead, shows what the others add to that.
+    """
     names = tuple(members)
     led = settings.model_copy(update={"lead": lead})
     ways = []
@@ -163,6 +169,10 @@ def ways_of(
         prior = weights(alone, task.result)
         whole = {"segment": "answer", "result": task.result, "prior": prior}
         ways.append(System(CONSENSUS, names, led.model_copy(update=whole)))
+    elif settings.max_tokens >= LONG:
+        ways.append(fusion_of(names, led))
+        samples = settings.model_copy(update={"samples": len(names)})
+        ways.append(fusion_of([lead], samples, SELF_FUSION))
     return ways
 
 
@@ -177,7 +187,7 @@ def calibrated(
     opened = [
         (attempt.p, attempt.passes, position)
         for position, attempt in enumerate(attempts)
-        if attempt.opened
+        if attempt.opened and uses_others(attempt, attempts)
     ]
     calibration = Calibration(lead, members, questions, tuple(attempts))
     if not opened:
@@ -195,12 +205,22 @@ def calibrated(
     )
 
 
+def uses_others(attempt: Tried, attempts: Sequence[Tried]) -> bool:
+    """Whether this way needs the other members. Fusion does not if self-fusion wins as much."""
+    gains = {other.name: other.wins - other.losses for other in attempts}
+    if attempt.name == FUSION:
+        return gains[FUSION] > gains[SELF_FUSION]
+    return attempt.name != SELF_FUSION
+
+
 # --- advice ---------------------------------------------------------------------------------------
 
 WAYS = {
     ENSEMBLE: "{lead} corrected by the others where it is unsure",
     VOTE: "all members voting as equals",
     CONSENSUS: "whole answers, agreed by their results",
+    FUSION: "{lead} merging the whole answers of all members",
+    SELF_FUSION: "{lead} merging as many samples of its own",
 }
 
 
@@ -215,11 +235,17 @@ def advise(
     lines = [_about_lead(calibration)]
     for comparison, attempt in zip(comparisons, calibration.tried, strict=True):
         lines.append(_about_way(comparison, attempt, lead))
+    lines += _about_self_fusion(calibration)
     if calibration.use != "alone":
         lines.append(f"Use {calibration.use}: {WAYS[calibration.use].format(lead=lead)}.")
         return "ensemble", lines
     lines.append(f"Use {lead} alone: no way to use the others was shown to help.")
-    hopeful = [item.system for item in comparisons if item.difference.high > GAP]
+    shown = {attempt.name for attempt in calibration.tried if attempt.opened}
+    hopeful = [
+        item.system
+        for item in comparisons
+        if item.difference.high > GAP and item.system not in shown
+    ]
     if not hopeful:
         return "alone", lines
     needed = max(item.needed for item in comparisons)
@@ -236,6 +262,16 @@ def _about_lead(calibration: Calibration) -> str:
     others = ", ".join(f"{name} {share}" for name, share in shares.items() if name != lead)
     prompts = amount(calibration.questions, "prompt")
     return f"{lead} leads: alone it is right on {shares[lead]} of {prompts} ({others})."
+
+
+def _about_self_fusion(calibration: Calibration) -> list[str]:
+    """How to fuse samples of the lead, where that was shown to help as much as the others do."""
+    gains = {attempt.name: attempt.wins - attempt.losses for attempt in calibration.tried}
+    helps = any(attempt.opened and attempt.name == SELF_FUSION for attempt in calibration.tried)
+    if not helps or gains[FUSION] > gains[SELF_FUSION]:
+        return []
+    options = f"segment='answer', result='fuse', samples={len(calibration.members)}"
+    return [f"Self-fusion needs no other member: members=[{calibration.lead!r}], {options}."]
 
 
 def _about_way(comparison: Comparison, attempt: Tried, lead: str) -> str:

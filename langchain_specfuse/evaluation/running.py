@@ -23,6 +23,7 @@ from ..chat.functions import check_id
 from ..core.agreed import AgreedTokens
 from ..core.member import Member
 from ..core.options import Settings
+from ..core.results import FUSE
 from ..core.round import Round
 from ..engine.ensemble import Ensemble
 from ..engine.worker import worker_for
@@ -31,11 +32,10 @@ from ..show.terminal import visible
 from .asking import asked
 from .graders import Grade, Question
 from .results import Graded, Results
-from .synthesis import synthesis
 from .tasks import Task, digest
 
 AT_ONCE = 16
-ENSEMBLE, SYNTHESIS = "ensemble", "synthesis"
+ENSEMBLE, FUSION = "ensemble", "fusion"
 _LIMITS = {"timeout", "max_concurrency", "max_waiting"}
 """Settings that never change an answer, but may prevent one."""
 _OF_CHECKS = {"checks", "redrafts", "on_failure"}
@@ -50,13 +50,12 @@ class System:
     members: tuple[str, ...]
     settings: Settings
     verifiers: tuple[str, ...] = ()
-    synthesis: bool = False
-    """Whether members answer alone and the lead then writes one answer from theirs."""
 
     @property
     def alone(self) -> bool:
         """Whether one member answers by itself."""
-        return len(self.members) == 1 and not self.verifiers and self.settings.samples == 1
+        is_sampled = self.settings.samples > 1 or self.settings.result == FUSE
+        return len(self.members) == 1 and not self.verifiers and not is_sampled
 
     def as_dict(self) -> dict[str, Any]:
         """The system as plain data."""
@@ -68,7 +67,6 @@ class System:
                 **self.settings.model_dump(exclude={"checks"}),
                 "checks": [check.name for check in self.settings.checks],
             },
-            "synthesis": self.synthesis,
         }
 
     def fingerprint(self, identities: Mapping[str, Any]) -> str:
@@ -79,7 +77,13 @@ class System:
         if self.settings.checks:
             settings |= self.settings.model_dump(include=_OF_CHECKS - {"checks"})
             settings["checks"] = [check_id(check) for check in self.settings.checks]
-        return digest([members, verifiers, self.name, settings, self.synthesis])
+        return digest([members, verifiers, self.name, settings])
+
+
+def fusion_of(members: Iterable[str], settings: Settings, name: str = FUSION) -> System:
+    """The lead merges the whole answers of these members."""
+    fused = settings.model_copy(update={"segment": "answer", "result": FUSE})
+    return System(name, tuple(members), fused)
 
 
 def alone_and_together(
@@ -94,7 +98,7 @@ def alone_and_together(
     singles = tuple(System(name, (name,), settings) for name in names)
     if len(names) == 1 and not judges:
         return singles
-    for name in (ENSEMBLE, SYNTHESIS):
+    for name in (ENSEMBLE, FUSION):
         if name in names:
             error = UsageError(f"no member may be called {name!r} in an evaluation")
             raise advised(error, "give that member another name")
@@ -215,14 +219,11 @@ async def _graded(plan: Plan, system: System, ensemble: Ensemble, ask: Ask) -> G
     rounds: list[Round] = []
     ended: CheckError | None = None
     try:
-        if system.synthesis:
-            answer, rounds = await synthesis(ensemble, turns, settings)
-        else:
-            stream = asked(ensemble, turns, settings)
-            async with aclosing(stream):  # type: ignore[type-var]
-                async for round in stream:
-                    rounds.append(round)
-                    answer += round.text
+        stream = asked(ensemble, turns, settings)
+        async with aclosing(stream):  # type: ignore[type-var]
+            async for round in stream:
+                rounds.append(round)
+                answer += round.text
     except UsageError:
         raise
     except CheckError as error:

@@ -56,7 +56,7 @@ def test_eval_as_json_compares_the_ensemble_that_is_named(call):
     assert (settings["segment_tokens"], settings["method"]["margin"]) == (3, "inf")
 
 
-def test_a_synthesis_is_written_by_the_lead_from_all_answers(call):
+def test_a_fused_answer_is_written_by_the_lead_from_all_answers(call):
     requests = []
 
     def reads(query):
@@ -68,9 +68,9 @@ def test_a_synthesis_is_written_by_the_lead_from_all_answers(call):
 
     by = [knows("ann", lambda n: True), Known(reads, name="reader")]
     options = ("--limit", "4", "-q", "--json", "--lead", "reader")
-    code, out, _ = call(*SUMS, *options, "--systems", "singles", "synthesis", by=by)
+    code, out, _ = call(*SUMS, *options, "--systems", "singles", "fusion", by=by)
     scores = {row["system"]: row["score"] for row in json.loads(out)["rows"]}
-    assert code == FINE and scores == {"ann": 1.0, "reader": 0.0, "synthesis": 1.0}
+    assert code == FINE and scores == {"ann": 1.0, "reader": 0.0, "fusion": 1.0}
     assert "Answer 1:\nThe sum is 1." in requests[0] and "Answer 2:\nI do not" in requests[0]
 
 

@@ -92,7 +92,7 @@ def test_the_surest_writers_answer_is_taken(tmp_path):
     assert passes["surest"] == passes["ann"] + passes["bob"]
 
 
-def test_a_synthesis_is_written_from_all_answers(tmp_path):
+def test_a_fused_answer_is_written_from_all_answers(tmp_path):
     requests = []
 
     def reads(query):
@@ -103,11 +103,11 @@ def test_a_synthesis_is_written_from_all_answers(tmp_path):
         return text.split("Answer 2:\n")[1].split("\n")[0]
 
     members = [Known(reads, name="reader"), knows("bob", lambda n: True)]
-    _, answers = compared(tmp_path, members, ["singles", "synthesis"], 4)
-    assert (score(answers, "reader"), score(answers, "synthesis")) == (0.0, 1.0)
+    _, answers = compared(tmp_path, members, ["singles", "fusion"], 4)
+    assert (score(answers, "reader"), score(answers, "fusion")) == (0.0, 1.0)
     assert "0 + 1?" in requests[0] and "Answer 1:\nI do not know." in requests[0]
     again = len(requests)
-    compared(tmp_path, members, ["synthesis"], 4)
+    compared(tmp_path, members, ["fusion"], 4)
     assert len(requests) == again, "graded answers are not asked again"
 
 
