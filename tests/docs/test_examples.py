@@ -24,6 +24,7 @@ EXAMPLES = {path.stem: path for path in sorted((ROOT / "examples").glob("*.py"))
 SCRIPTED = {
     "async_batch": "1 2 3 4 5 6 7 8 9 done.",
     "code_that_runs": "agreed by bob and dan",
+    "council": "shops close on Sunday.\ngpt-4.1-mini: 9 tokens, stop\n",
     "endpoint": "|\nwritten by {'ann': 1.0}",
     "events": "cyd left",
     "langgraph_node": "tools 'The next train to Ulm leaves at 10:42.'",
@@ -56,7 +57,9 @@ def printed(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", SCRIPTED)
-def test_an_example_with_scripted_members_runs(name, capsys):
+def test_an_example_with_scripted_members_runs(name, capsys, monkeypatch):
+    for provider in ("OPENAI", "ANTHROPIC", "GOOGLE"):
+        monkeypatch.delenv(f"{provider}_API_KEY", raising=False)
     runpy.run_path(str(EXAMPLES[name]), run_name="__main__")
     assert SCRIPTED[name] in capsys.readouterr().out
 
