@@ -8,6 +8,7 @@ Models run on the workers' threads; the caller's thread only reads rounds. The m
 from __future__ import annotations
 
 import asyncio
+import math
 import warnings
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
@@ -124,7 +125,9 @@ class SpecFuseChatModel(Options, BaseChatModel):
         known = _members.previews(everybody)
         writers = list(known)[: len(self.members)]
         self._learn([known[name] for name in writers])
-        warn_where_votes_decide_nothing(dict(zip(known, everybody, strict=True)), writers, known)
+        if self.lead != "auto" or self.method.margin != math.inf:
+            named = dict(zip(known, everybody, strict=True))
+            warn_where_votes_decide_nothing(named, writers, known)
 
     @model_validator(mode="after")
     def _set_specfuse_version(self) -> Self:
@@ -143,7 +146,7 @@ class SpecFuseChatModel(Options, BaseChatModel):
     ) -> Iterator[ChatGenerationChunk]:
         with langchain_errors():
             question = Question.of(messages, self._call(stop, kwargs), stop)
-            probes = loaded(question.ensemble)
+            probes = loaded(question.ensemble, question.call)
             scope = RunScope.of(run_manager, run_scope)
             format, chunks, report = self._outputs(question, probes, scope, kwargs)
             answered = question.rounds(format, scope.child_config())
@@ -165,7 +168,7 @@ class SpecFuseChatModel(Options, BaseChatModel):
             question = await asyncio.to_thread(
                 lambda: Question.of(messages, self._call(stop, kwargs), stop)
             )
-            probes = await aloaded(question.ensemble)
+            probes = await aloaded(question.ensemble, question.call)
             scope = RunScope.of(run_manager, run_scope)
             format, chunks, report = self._outputs(question, probes, scope, kwargs)
             answered = await question.arounds(format, scope.child_config())
@@ -192,7 +195,7 @@ class SpecFuseChatModel(Options, BaseChatModel):
         """The format of tool calls, the chunks and the report. Only the model's own members, not
         those of a call, complete the profile."""
         if not options.keys() & {"members", "model"}:
-            self._learn([probes[name] for name in question.writers])
+            self._learn([probes.get(name) for name in question.writers])
         call, format = question.call, question.call_format(probes)
         report = Report(
             scope,
@@ -400,8 +403,8 @@ class SpecFuseChatModel(Options, BaseChatModel):
         call = self._call()
         ensemble = _members.ensemble_for(call.members, call.verifiers)
         # on its own worker: a member that loads itself would do it on the caller's thread
-        loaded(ensemble)
-        return next(iter(ensemble.members.values()))
+        loaded(ensemble, call)
+        return ensemble.members[(ensemble.order(call) or list(ensemble.members))[0]]
 
     # --- identity, for caches and traces ----------------------------------------------------------
 

@@ -92,9 +92,11 @@ class Question:
         return [name for name, member in members if getattr(member, "price", None) is None]
 
     def call_format(self, probes: Mapping[str, Probe]) -> CallFormat:
-        """The format of tool calls: that of the writers if they share one, otherwise a common
-        one."""
-        formats = {probes[name].calls for name in self.writers} - {None}
+        """The format of tool calls: that of the writers if they share one, otherwise a common one.
+        Members in reserve use the lead's."""
+        first = self.ensemble.order(self.call)[:1]
+        known = [probes[name] for name in first or self.writers if name in probes]
+        formats = {probe.calls for probe in known} - {None}
         common = formats.pop() if len(formats) == 1 else None
         return common or _shape.COMMON
 
@@ -191,20 +193,27 @@ def _meaning(referee: Referee, is_json: bool, answer: str) -> Hashable:
     return meaning if has_calls or not is_json else json_value(answer)
 
 
-def loaded(ensemble: Ensemble) -> dict[str, Probe]:
-    """Load the members if necessary. Returns the properties of each."""
+def loaded(ensemble: Ensemble, call: Call) -> dict[str, Probe]:
+    """Load the members that an answer begins with, if necessary. Returns the properties of all that
+    are loaded."""
     with loading_errors():
-        probes = ensemble.loaded().result()
-    warn_where_votes_decide_nothing(ensemble.members, ensemble.drafting, probes)
+        probes = ensemble.loaded(call).result()
+    _warn(ensemble, call, probes)
     return probes
 
 
-async def aloaded(ensemble: Ensemble) -> dict[str, Probe]:
+async def aloaded(ensemble: Ensemble, call: Call) -> dict[str, Probe]:
     """``loaded`` for asyncio."""
     with loading_errors():
-        probes = await asyncio.wrap_future(ensemble.loaded())
-    warn_where_votes_decide_nothing(ensemble.members, ensemble.drafting, probes)
+        probes = await asyncio.wrap_future(ensemble.loaded(call))
+    _warn(ensemble, call, probes)
     return probes
+
+
+def _warn(ensemble: Ensemble, call: Call, probes: Mapping[str, Probe]) -> None:
+    """Warn if a vote among these members would decide nothing."""
+    if not ensemble.order(call):
+        warn_where_votes_decide_nothing(ensemble.members, ensemble.drafting, probes)
 
 
 _WARNED: set[tuple[str, str]] = set()

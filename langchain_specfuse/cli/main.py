@@ -196,7 +196,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> bool:
     names = list(question.ensemble.members)
     if not arguments.quiet:
         say(f"loading {', '.join(names)} ...")
-    question.ensemble.loaded().result()
+    question.ensemble.loaded(question.call).result()
     rounds = question.rounds()
     trace = Trace(question=text, members=names)
     try:

@@ -118,7 +118,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> bool:
             else:
                 say(f"ready: {where}")
 
-        loading = app.state.ensemble.loaded()
+        loading = app.state.loaded()
         loading.add_done_callback(after_loading)
         server.run([listener])
         if loading.done():

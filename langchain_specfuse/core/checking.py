@@ -548,11 +548,18 @@ class Checking:
         none."""
         others = [name for name in panel.drafters if name not in written]
         if self._others_asked or not others:
+            others = list(panel.reserve[:1])
+        if not others:
             return False
         self._others_asked = True
         self._only = tuple(others)
         self._attempts = self._settings.redrafts
         return True
+
+    def wants_reserve(self, panel: Panel) -> bool:
+        """Whether the next member in reserve shall draft, because the redrafts of all others were
+        in vain."""
+        return bool(self._only) and self._only == panel.reserve[:1]
 
     def _restart(self, item: Continuation, cut: int) -> Steps:
         """Continue from the cut: with the beginning of the draft if anything is left of it,

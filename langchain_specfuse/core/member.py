@@ -69,6 +69,8 @@ class Probe:
     ``video``."""
     unsure: tuple[str, ...] = ()
     """Those of them that it may refuse, because its profile does not say that it reads them."""
+    ballots: bool = False
+    """Whether it scores by requests of its own, as chat models vote."""
     excludes: bool = False
     """Whether it honours ``DraftJob.excluded``."""
 

@@ -7,6 +7,7 @@ fields, so a new option needs a field here (if the loop or the engine reads it) 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Hashable, Mapping
 from typing import Annotated, Any, Literal, TypeAlias
@@ -186,10 +187,11 @@ class Method(Checked):
         "probability",
     )
     margin: Annotated[float, Field(strict=True, ge=0)] | None = Field(
-        default=0.5,
-        description="a draft replaces the lead's if the verifiers' mean log-probability per token "
-        "is higher by more than this (one verifier's difference counts as at most 2.94); "
-        "inf: the lead's draft always wins; none: no member leads, all vote",
+        default=math.inf,
+        description="inf: a member that leads writes alone, and the others are in reserve; a "
+        "number: where the lead is unsure, the others draft too, and a draft replaces the lead's "
+        "if the verifiers' mean log-probability per token is higher by more than this (one "
+        "verifier's difference counts as at most 2.94); none: no member leads, all vote",
     )
 
     @model_validator(mode="before")
@@ -354,8 +356,9 @@ class Settings(Checked):
     )
     lead: str | None = Field(
         default="auto",
-        description="the member whose draft wins unless another is better; auto: the one with at "
-        "least twice the parameters of every other, if there is one; None: all vote",
+        description="the member that writes, while the others are in reserve; auto: the one with "
+        "at least twice the parameters of every other; if there is none and members can vote only "
+        "by requests of their own, as chat models do, or not at all, the first; None: all vote",
     )
     prior: Annotated[dict[str, float] | None, BeforeValidator(_prior)] = Field(
         default=None,
@@ -407,10 +410,11 @@ class Settings(Checked):
         description="show the reasoning of the member whose draft is agreed first, before the "
         "answer",
     )
-    refusals: Literal["outvoted", "any"] = Field(
+    refusals: Literal["outvoted", "any", "ignore"] = Field(
         default="outvoted",
-        description="when the answer is a refusal: outvoted: only if no member drafts and at least "
-        "one refuses; any: as soon as one refuses",
+        description="when the answer is a refusal: outvoted: only if no member that is asked "
+        "drafts and at least one refuses; any: as soon as one refuses; ignore: as outvoted, but "
+        "members in reserve are asked before",
     )
 
     @property

@@ -49,6 +49,9 @@ class Panel:
     lead: str | None = None
     """The member that leads: its draft wins unless another is better. None: all vote as equals.
     See :mod:`.ballot`."""
+    reserve: tuple[str, ...] = ()
+    """Members that are asked nothing unless the lead cannot continue; the first of them is the
+    next to take over."""
 
     @property
     def drafters(self) -> tuple[str, ...]:
@@ -64,6 +67,7 @@ class Panel:
         members: Sequence[Panelist],
         prior: Mapping[str, float] | None = None,
         lead: str | None = None,
+        reserve: Sequence[str] = (),
     ) -> Panel:
         """A panel of all members. Their weights are equal, or those of ``prior``, in which a member
         that is not named has 1.
@@ -73,7 +77,7 @@ class Panel:
         """
         prior = prior or {}
         weights = normalised({member.name: prior.get(member.name, 1.0) for member in members})
-        return cls(tuple(members), weights, lead=lead)
+        return cls(tuple(members), weights, lead=lead, reserve=tuple(reserve))
 
     def without(self, departures: Sequence[Departure]) -> Panel:
         """The panel after these members have left. The weights of the others keep their
@@ -85,7 +89,28 @@ class Panel:
         weights = normalised({member.name: self.weights[member.name] for member in members})
         lead = None if self.lead in gone else self.lead
         return replace(
-            self, members=members, weights=weights, left=self.left + tuple(departures), lead=lead
+            self,
+            members=members,
+            weights=weights,
+            left=self.left + tuple(departures),
+            lead=lead,
+            reserve=tuple(name for name in self.reserve if name not in gone),
+        )
+
+    def joined_by(self, member: Panelist) -> Panel:
+        """The panel after a member has come from the reserve. It gets the mean weight.
+
+        >>> panel = Panel.of([Panelist("a")], lead="a", reserve=["b", "c"])
+        >>> panel = panel.joined_by(Panelist("b"))
+        >>> panel.weights, panel.lead, panel.reserve
+        ({'a': 0.5, 'b': 0.5}, 'a', ('c',))
+        """
+        mean = math.fsum(self.weights.values()) / len(self.weights) if self.weights else 1.0
+        return replace(
+            self,
+            members=(*self.members, member),
+            weights=normalised({**self.weights, member.name: mean}),
+            reserve=tuple(name for name in self.reserve if name != member.name),
         )
 
 

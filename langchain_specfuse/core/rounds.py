@@ -32,15 +32,19 @@ from .values import (
     DraftJob,
     Effort,
     Failure,
+    Panelist,
     Query,
     Replies,
     Reply,
     Scored,
     ScoreJob,
     Segment,
+    Wake,
 )
 
-Loop: TypeAlias = "Generator[Ask | CheckAsk | Round, Replies | Verdicts | None, None]"
+Loop: TypeAlias = (
+    "Generator[Ask | Wake | CheckAsk | Round, Replies | Panelist | Failure | Verdicts | None, None]"
+)
 
 OVERFLOW = "shorten the conversation, or use members with a longer context"
 
@@ -53,7 +57,8 @@ def rounds(
     *,
     budget: Budget | None = None,
 ) -> Loop:
-    """All rounds of one answer. Send the replies to each ``Ask``; after a ``Round``, call ``next``.
+    """All rounds of one answer. Send the replies to each ``Ask``, and the member or its failure to
+    each ``Wake``; after a ``Round``, call ``next``.
 
     ``budget`` is what the answer may cost, if a part of it has been spent before the first
     round."""
@@ -69,8 +74,9 @@ def rounds(
         clock = Clock(budget)
         agreed = answer.text
         checking.begin_round()
-        # 1. Draft. Members propose how the answer continues: a lead that is sure drafts alone.
-        #    A draft that a check refuses cannot win. If none is left, members draft again.
+        # 1. Draft. Members propose how the answer continues: a lead that is sure drafts alone. If
+        #    the lead cannot continue, a member in reserve takes its place. A draft that a check
+        #    refuses cannot win. If none is left, members draft again.
         eligible: dict[str, Draft] = {}
         while not eligible:
             try:
@@ -160,13 +166,12 @@ def call_for_drafts(
     number: int,
     clock: Clock,
     checking: Checking,
-) -> Generator[Ask, Replies, tuple[Panel, dict[str, Draft]]]:
+) -> Generator[Ask | Wake, Any, tuple[Panel, dict[str, Draft]]]:
     """The drafts of all members, or of the lead alone if its draft is agreed without a vote. After
     a failed check, only the members that draft again are asked; the others only if none of those
     can. Failed members leave the panel."""
-    has_vote = len(panel.drafters) > 1
-    if panel.lead is not None and settings.method.margin == math.inf:
-        has_vote = False
+    led = panel.lead is not None and settings.method.margin == math.inf
+    has_vote = len(panel.drafters) > 1 and not led
     job = DraftJob(
         query,
         answer.segments,
@@ -178,10 +183,12 @@ def call_for_drafts(
         stop=() if has_vote else settings.stop_strings,
         new_requests=not clock.budget.is_spent,
     )
+    if checking.wants_reserve(panel):
+        panel, _ = yield from woken(panel, number)
     redrafting = checking.writers(panel)
     first = redrafting or ((panel.lead,) if panel.lead else panel.drafters)
     jobs = {name: checking.job(job, name, panel, answer) for name in first}
-    replies = yield Ask(jobs, number)
+    replies: Replies = yield Ask(jobs, number, bool(panel.reserve))
     clock.lap("draft", replies)
     others = [name for name in panel.drafters if name not in replies]
     has_redraft = bool(redrafting) and any(isinstance(reply, Draft) for reply in replies.values())
@@ -190,7 +197,16 @@ def call_for_drafts(
     if others and not is_agreed_alone(panel, settings.method, replies[first[0]], answer):
         job = replace(job, stop=(), new_requests=not clock.budget.is_spent)
         more_jobs = {name: checking.job(job, name, panel, answer) for name in others}
-        more = yield Ask(more_jobs, number)
+        more = yield Ask(more_jobs, number, bool(panel.reserve))
+        clock.lap("draft", more)
+        replies = {**replies, **more}
+    while panel.reserve and needs_reserve(settings, clock, replies):
+        panel, name = yield from woken(panel, number)
+        if name is None:
+            continue
+        job = replace(job, stop=settings.stop_strings, new_requests=not clock.budget.is_spent)
+        jobs = {name: checking.job(job, name, panel, answer)}
+        more = yield Ask(jobs, number, bool(panel.reserve))
         clock.lap("draft", more)
         replies = {**replies, **more}
     if number > 1 and is_at_limits(replies) and not checking.is_redrafting:
@@ -203,7 +219,27 @@ def call_for_drafts(
         reply = replies.get(name)
         if isinstance(reply, Draft):
             drafts[name] = legal_part(reply, answer)
+    if led and drafts and (panel.lead is None or panel.lead in clock.refusals):
+        panel = replace(panel, lead=next(iter(drafts)))
     return panel, drafts
+
+
+def woken(panel: Panel, number: int) -> Generator[Wake, Any, tuple[Panel, str | None]]:
+    """The panel with the next member in reserve, and its name; None if it cannot take part."""
+    name = panel.reserve[0]
+    reply = yield Wake(name, number)
+    if isinstance(reply, Failure):
+        departure = Departure(name, reply.kind, reply.message, number, reply.cause)
+        return panel.without([departure]), None
+    return panel.joined_by(reply), name
+
+
+def needs_reserve(settings: Settings, clock: Clock, replies: Replies) -> bool:
+    """Whether no member that was asked can continue. A refusal is an answer, unless the settings
+    say otherwise."""
+    if any(isinstance(reply, Draft) for reply in replies.values()):
+        return False
+    return not clock.refusals or settings.refusals == "ignore"
 
 
 def is_agreed_alone(panel: Panel, method: Method, reply: Reply, answer: Answer) -> bool:

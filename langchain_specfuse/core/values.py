@@ -348,6 +348,18 @@ class Ask:
 
     jobs: Mapping[str, DraftJob | ScoreJob]
     round: int
+    replaceable: bool = False
+    """Whether a member in reserve could take over, so that a member that gives no sign of life
+    need not be waited for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """The loop wants to ask a member that has been in reserve until now. It expects its
+    :class:`Panelist` once it is loaded, or a :class:`Failure`."""
+
+    member: str
+    round: int
 
 
 Reply = Draft | Scored | Failure

@@ -14,7 +14,8 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Hashable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Generator, Hashable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -24,7 +25,7 @@ from ..core.member import Member
 from ..core.options import Settings
 from ..core.round import Round
 from ..core.rounds import Loop
-from ..core.values import Ask, DraftJob, Replies, Reply
+from ..core.values import Ask, DraftJob, Failure, Panelist, Replies, Reply, Wake
 from ..errors import BusyError, advised, amount
 from .worker import QueuedJob, forked, refuse_fork, worker_for
 
@@ -143,6 +144,8 @@ class Admission:
 
 Sink = Callable[[Round | BaseException | None], None]
 """Takes the rounds, then None; or an error instead."""
+WakeMember = Callable[[str], "Future[Panelist]"]
+"""Loads a member in reserve."""
 _ABSENT = object()
 
 
@@ -157,6 +160,7 @@ class Run:
         admission: Admission,
         sink: Sink,
         checker: Checker | None = None,
+        wake: WakeMember | None = None,
     ) -> None:
         self._loop = loop
         self._members = members
@@ -164,6 +168,7 @@ class Run:
         self._admission = admission
         self._sink = sink
         self._checker = checker
+        self._wake_member = wake
         self._over = False
         self._asked: dict[tuple[str, str], None] = {}
         """(member, query id) of every job: the queries for which members may keep something."""
@@ -193,7 +198,7 @@ class Run:
         if not self._over:
             self._advance(None)
 
-    def _advance(self, replies: Replies | Verdicts | None) -> None:
+    def _advance(self, replies: Replies | Panelist | Failure | Verdicts | None) -> None:
         """Move the loop to its next question to members or checks, handing out the rounds on the
         way."""
         try:
@@ -206,6 +211,8 @@ class Run:
                 item = next(self._loop)
             if isinstance(item, Ask):
                 self._ask(item)
+            elif isinstance(item, Wake):
+                self._wake(item)
             else:
                 self._check(item)
         except StopIteration:
@@ -240,6 +247,18 @@ class Run:
         for device, jobs in by_device.items():
             # together, or the first would be taken alone, without its batch group
             worker_for(device).put(*jobs)
+
+    def _wake(self, wake: Wake) -> None:
+        """Load a member that was in reserve. The thread that loads it advances the loop."""
+
+        def deliver(loading: Future[Panelist]) -> None:
+            if self._over:
+                return
+            error = loading.exception()
+            self._advance(loading.result() if error is None else Failure.of(error, str(error)))
+
+        assert self._wake_member is not None
+        self._wake_member(wake.member).add_done_callback(deliver)
 
     def _check(self, ask: CheckAsk) -> None:
         """Run the user's checks. The thread that delivers the last verdict advances the loop."""
@@ -329,9 +348,10 @@ def drive(
     settings: Settings,
     admission: Admission,
     checker: Checker | None = None,
-) -> Iterator[Round]:
+    wake: WakeMember | None = None,
+) -> Generator[Round, None, None]:
     """The rounds of one answer, as they are agreed. ``settings`` has its time limits, and how many
-    answers may be under way with it."""
+    answers may be under way with it. ``wake`` loads members in reserve."""
     news: queue.SimpleQueue[Round | BaseException | None] = queue.SimpleQueue()
     deadline = _Deadline(settings.timeout)
 
@@ -342,7 +362,7 @@ def drive(
         except queue.Empty:
             raise deadline.error() from None
 
-    run = Run(loop, members, settings, admission, news.put, checker)
+    run = Run(loop, members, settings, admission, news.put, checker, wake)
     try:
         run.start()
         while (item := next_item()) is not None:
@@ -360,6 +380,7 @@ async def adrive(
     settings: Settings,
     admission: Admission,
     checker: Checker | None = None,
+    wake: WakeMember | None = None,
 ) -> AsyncGenerator[Round, None]:
     """``drive`` for asyncio."""
     news: asyncio.Queue[Round | BaseException | None] = asyncio.Queue()
@@ -378,7 +399,7 @@ async def adrive(
         except TimeoutError:
             raise deadline.error() from None
 
-    run = Run(loop, members, settings, admission, post, checker)
+    run = Run(loop, members, settings, admission, post, checker, wake)
     try:
         run.start()
         while (item := await next_item()) is not None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import threading
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import aclosing, closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ..core.ballot import largest
@@ -20,12 +24,24 @@ from ..core.results import FUSE
 from ..core.round import Round
 from ..core.rounds import Loop, rounds
 from ..core.values import Panelist, Query
-from ..errors import MemberError, UsageError, advised, emptied
+from ..errors import EnsembleError, MemberError, UsageError, advised, emptied
+from .breaker import Breaker
 from .drive import Admission, adrive, drive
 from .worker import refuse_fork, worker_for
 
 if TYPE_CHECKING:
     from .checker import Checker
+
+log = logging.getLogger("langchain_specfuse")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waiting:
+    """A call that waits until members are loaded."""
+
+    needed: Callable[[], Sequence[str]]
+    """The names of these members; they may change when one cannot be loaded."""
+    future: Future[dict[str, Probe]]
 
 
 class Ensemble:
@@ -46,85 +62,197 @@ class Ensemble:
         """The names of the members that write."""
         self.admission = Admission()
         """The answers under way, and those that wait for their turn."""
-        self._lock = threading.Lock()
-        self._probes: dict[str, Probe] | None = None
-        """What each member can do; None until all are loaded."""
-        self._waiting: list[Future[dict[str, Probe]]] = []
+        self.breaker = Breaker()
+        self._lock = threading.RLock()
+        self._probes: dict[str, Probe] = {}
+        """What each loaded member can do."""
+        self._failed: dict[str, BaseException] = {}
+        """Why members could not be loaded when this was last tried."""
+        self._waiting: list[_Waiting] = []
         self._loading = False
 
     # - loading
 
-    @property
-    def ready(self) -> bool:
-        """Whether all members are loaded."""
-        return self._probes is not None
+    def is_ready(self, settings: Settings | None = None) -> bool:
+        """Whether all members are loaded that an answer with these settings begins with; without
+        settings, whether all are."""
+        return set(self._needed(settings)) <= self._probes.keys()
 
-    def load(self) -> None:
-        """Start loading if necessary, without waiting for it (see ``ready``)."""
-        with self._lock:
-            if self._probes is None:
-                self._start_loading()
+    def load(self, settings: Settings | None = None) -> None:
+        """Start loading if necessary, without waiting for it (see ``is_ready``)."""
+        if not self.is_ready(settings):
+            self.loaded(settings)
 
-    def loaded(self) -> Future[dict[str, Probe]]:
-        """What each member can do, once all are loaded; starts loading if necessary. A failed load
-        is tried again.
+    def loaded(self, settings: Settings | None = None) -> Future[dict[str, Probe]]:
+        """What each member can do, once those are loaded that an answer with these settings begins
+        with (without settings: all); starts loading if necessary. Members in reserve are loaded
+        afterwards. A failed load is tried again.
 
         Each caller gets a future of its own: an interrupt while waiting may leave its lock taken.
         """
+        first = [] if settings is None else self.order(settings)[:1]
+        return self._loaded(lambda: self._needed(settings), first or list(self.members))
+
+    def _needed(self, settings: Settings | None) -> list[str]:
+        """The members that must be loaded before an answer with these settings begins."""
+        order = [] if settings is None else self.order(settings)
+        if not order:
+            return list(self.members)
+        # A lead that cannot be reached is replaced; wrong settings of a member are an error.
+        loadable = [name for name in order if not isinstance(self._failed.get(name), MemberError)]
+        return [(loadable or order)[0]]
+
+    def _loaded(
+        self, needed: Callable[[], Sequence[str]], tried: Sequence[str]
+    ) -> Future[dict[str, Probe]]:
+        """What each member can do, once the ``needed`` ones are loaded. The ``tried`` ones are
+        tried again if their last load has failed."""
         refuse_fork()
         future: Future[dict[str, Probe]] = Future()
         future.set_running_or_notify_cancel()
         with self._lock:
-            probes = self._probes
-            if probes is None:
-                self._waiting.append(future)
-                self._start_loading()
-        if probes is not None:
-            future.set_result(probes)
+            for name in tried:
+                self._failed.pop(name, None)
+            self._waiting.append(_Waiting(needed, future))
+        self._settle()
         return future
 
-    def _start_loading(self) -> None:
-        if not self._loading:
-            worker_for("loading").call(self, self._load)
-            # last, so that an interrupt before it does not leave a load that never begins
-            self._loading = True
-
-    def _load(self) -> None:
-        try:
-            for member in self.members.values():
-                # Members that load elsewhere do so all at once.
-                getattr(member, "start_loading", lambda: None)()
-            probes = {name: _probe_of(member) for name, member in self.members.items()}
-        except BaseException as error:
-            for future in self._end_loading(None):
-                future.set_exception(emptied(error))
-        else:
-            for future in self._end_loading(probes):
+    def _settle(self) -> None:
+        """Complete the futures of calls whose members are loaded or cannot be; keep the loading
+        thread at work while there is anything to load."""
+        done: list[tuple[Future[dict[str, Probe]], BaseException | None]] = []
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+            for call in waiting:
+                names = call.needed()
+                errors = [self._failed[name] for name in names if name in self._failed]
+                if errors:
+                    done.append((call.future, emptied(errors[0])))
+                elif set(names) <= self._probes.keys():
+                    done.append((call.future, None))
+                else:
+                    self._waiting.append(call)
+            probes = {name: self._probes[name] for name in self.members if name in self._probes}
+            if not self._loading and self._next() is not None:
+                worker_for("loading").call(self, self._load)
+                # last, so that an interrupt before it does not leave a load that never begins
+                self._loading = True
+        for future, error in done:
+            if error is not None:
+                future.set_exception(error)
+            else:
                 future.set_result(probes)
 
-    def _end_loading(self, probes: dict[str, Probe] | None) -> list[Future[dict[str, Probe]]]:
-        """Note that loading is over. Returns the futures of those that wait for it."""
-        with self._lock:
-            self._probes, self._loading = probes, False
-            waiting, self._waiting = self._waiting, []
-        return waiting
+    def _next(self) -> str | None:
+        """The member to load next: first those that a call waits for, then the reserve."""
+        wanted = [name for call in self._waiting for name in call.needed()]
+        for name in (*wanted, *self.members):
+            error = self._failed.get(name)
+            can_retry = isinstance(error, MemberError) and not self.breaker.is_paused(name)
+            if name not in self._probes and (error is None or can_retry):
+                return name
+        return None
+
+    def _load(self) -> None:
+        for member in self.members.values():
+            # Members that load elsewhere do so all at once.
+            getattr(member, "start_loading", lambda: None)()
+        while True:
+            with self._lock:
+                name = self._next()
+                self._loading = name is not None
+            if name is None:
+                return
+            try:
+                probe = _probe_of(self.members[name])
+            except BaseException as error:
+                self._note_failure(name, error)
+            else:
+                self._probes[name] = probe
+            self._settle()
+
+    def _note_failure(self, name: str, error: BaseException) -> None:
+        self._failed[name] = error
+        if isinstance(error, MemberError):
+            self.breaker.failed(name, error.kind)
+        log.warning("%s cannot be loaded: %s", name, error)
 
     # - who takes part
 
-    def panel(
-        self,
-        probes: Mapping[str, Probe],
-        settings: Settings,
-        kinds: frozenset[str] = frozenset(),
-    ) -> Panel:
-        """The panel with which an answer begins. ``kinds``: what the conversation holds besides
-        text.
+    def order(self, settings: Settings) -> list[str]:
+        """The member that leads, then those in reserve, in the order in which they take over.
+        Members that have failed lately come last. Empty if all members take part."""
+        if settings.segment != "draft" or settings.method.margin != math.inf:
+            return []
+        lead = self.lead(settings)
+        if lead is None:
+            return []
+        prior = settings.prior or {}
+        others = [name for name in self.members if name in self.drafting - {lead}]
+        others.sort(key=lambda name: -prior.get(name, 1.0))
+        return sorted([lead, *others], key=self.breaker.is_paused)
 
-        A verifier that cannot read all of it has no vote, because it would prefer the draft that
-        sounds more likely without it.
-        """
-        blind = [name for name, probe in probes.items() if not kinds <= set(probe.takes)]
-        unable = [name for name in blind if name in self.drafting]
+    def lead(self, settings: Settings) -> str | None:
+        """The member that leads: the named one or, with ``"auto"``, the one that is by far the
+        largest; the first, if no vote could be counted without further requests."""
+        writers = [name for name in self.members if name in self.drafting]
+        lead = settings.lead
+        if settings.method.margin is None or len(writers) < 2:
+            return None
+        if lead == "auto":
+            return self._largest_or_first(writers)
+        if lead is not None and lead not in writers:
+            error = UsageError(f"lead must be one of the members that write, got {lead!r}")
+            raise advised(error, f"they are {', '.join(writers)}")
+        return lead
+
+    def _largest_or_first(self, writers: Sequence[str]) -> str | None:
+        known = {name: self._known(name) for name in self.members}
+        sizes = {name: probe.size if probe else 0 for name, probe in known.items()}
+        lead = largest({name: sizes[name] for name in writers})
+        if lead is not None or None in known.values():
+            return lead
+        voting = [name for name, probe in known.items() if probe and probe.scores]
+        ballots = [name for name, probe in known.items() if probe and probe.ballots]
+        free = set(voting) - set(ballots)
+        has_vote = len(free) > 1 or not free <= set(writers)
+        return None if has_vote else writers[0]
+
+    def _known(self, name: str) -> Probe | None:
+        """What is known about a member; None if it must be loaded first."""
+        if name in self._probes:
+            return self._probes[name]
+        preview: Probe | None = getattr(self.members[name], "preview", lambda: None)()
+        return preview if preview is not None and preview.ballots else None
+
+    def panel(self, settings: Settings, kinds: frozenset[str] = frozenset()) -> Panel:
+        """The panel with which an answer begins. ``kinds``: what the conversation holds besides
+        text."""
+        order = self.order(settings)
+        if order:
+            # the order may have changed since the lead was loaded
+            lead = next(name for name in order if name in self._probes)
+            reserve = [name for name in order if name != lead]
+            self.breaker.try_again(lead)
+            self._refuse_blind([lead], kinds)
+            return Panel.of([self._panelist(lead)], lead=lead, reserve=reserve)
+        self._refuse_blind([name for name in self.members if name in self.drafting], kinds)
+        # A verifier that cannot read all of the conversation has no vote, because it would prefer
+        # the draft that sounds more likely without it.
+        panelists = [self._panelist(name) for name in self.members if self._reads(name, kinds)]
+        return Panel.of(panelists, settings.prior, self.lead(settings))
+
+    def _panelist(self, name: str) -> Panelist:
+        probe = self._probes[name]
+        drafts = name in self.drafting
+        return Panelist(name, drafts, probe.scores, excludes=probe.excludes, size=probe.size)
+
+    def _reads(self, name: str, kinds: frozenset[str]) -> bool:
+        return kinds <= set(self._probes[name].takes)
+
+    def _refuse_blind(self, names: Sequence[str], kinds: frozenset[str]) -> None:
+        """Refuse a conversation that one of these members cannot read."""
+        unable = [name for name in names if not self._reads(name, kinds)]
         if unable:
             error = UsageError(
                 f"the conversation holds more than text ({', '.join(sorted(kinds))}), which "
@@ -132,37 +260,21 @@ class Ensemble:
             )
             advice = "describe it in words, or let only members draft that accept it: chat models"
             raise advised(error, advice)
-        panelists = [
-            Panelist(
-                name,
-                name in self.drafting,
-                probe.scores,
-                excludes=probe.excludes,
-                size=probe.size,
-            )
-            for name, probe in probes.items()
-            if name not in blind
-        ]
-        return Panel.of(panelists, settings.prior, self.lead(probes, settings))
 
-    def lead(self, probes: Mapping[str, Probe], settings: Settings) -> str | None:
-        """The member that leads: the named one or, with ``"auto"``, the one that is by far the
-        largest, if there is one."""
-        sizes = {name: probe.size for name, probe in probes.items() if name in self.drafting}
-        lead = settings.lead
-        if settings.method.margin is None or len(sizes) < 2:
-            return None
-        if lead == "auto":
-            lead = largest(sizes)
-            if lead is None and settings.method.margin == math.inf:
-                error = UsageError(
-                    "margin=inf: the lead's draft always wins, but no member is named as the lead"
-                )
-                raise advised(error, f"name one with lead=: {', '.join(sizes)}")
-        elif lead is not None and lead not in sizes:
-            error = UsageError(f"lead must be one of the members that write, got {lead!r}")
-            raise advised(error, f"they are {', '.join(sizes)}")
-        return lead
+    def _wake(self, name: str, kinds: frozenset[str]) -> Future[Panelist]:
+        """A member in reserve, once it is loaded and if it can read the conversation."""
+        woken: Future[Panelist] = Future()
+
+        def complete(loading: Future[dict[str, Probe]]) -> None:
+            try:
+                loading.result()
+                self._refuse_blind([name], kinds)
+                woken.set_result(self._panelist(name))
+            except Exception as error:
+                woken.set_exception(error)
+
+        self._loaded(lambda: [name], [name]).add_done_callback(complete)
+        return woken
 
     # - asking
 
@@ -180,8 +292,14 @@ class Ensemble:
         ``referee`` judges texts under the query's constraint, if it has one. ``checker`` runs the
         checks of the settings.
         """
-        loop = self._loop(self.loaded().result(), query, settings, referee)
-        return drive(loop, self.members, settings, self.admission, checker)
+        self.loaded(settings).result()
+        loop = self._loop(query, settings, referee)
+        wake = partial(self._wake, kinds=query.kinds)
+        driven = drive(loop, self.members, settings, self.admission, checker, wake)
+        with closing(driven), self._failures_noted():
+            for round in driven:
+                self._note(round)
+                yield round
 
     async def arounds(
         self,
@@ -192,20 +310,37 @@ class Ensemble:
         checker: Checker | None = None,
     ) -> AsyncIterator[Round]:
         """``rounds`` for asyncio."""
-        probes = await asyncio.wrap_future(self.loaded())
-        loop = self._loop(probes, query, settings, referee)
-        driven = adrive(loop, self.members, settings, self.admission, checker)
-        try:
-            async for round in driven:
-                yield round
-        finally:
-            await driven.aclose()
+        await asyncio.wrap_future(self.loaded(settings))
+        loop = self._loop(query, settings, referee)
+        wake = partial(self._wake, kinds=query.kinds)
+        driven = adrive(loop, self.members, settings, self.admission, checker, wake)
+        async with aclosing(driven):
+            with self._failures_noted():
+                async for round in driven:
+                    self._note(round)
+                    yield round
 
-    def _loop(
-        self, probes: Mapping[str, Probe], query: Query, settings: Settings, referee: Referee
-    ) -> Loop:
+    def _note(self, round: Round) -> None:
+        """Tell the breaker who has failed in this round and who has replied."""
+        for gone in round.left:
+            self.breaker.failed(gone.member, gone.kind)
+        for name in round.drafts:
+            if name not in round.refusals:
+                self.breaker.worked(name)
+
+    @contextmanager
+    def _failures_noted(self) -> Iterator[None]:
+        """Tell the breaker who has failed if the answer does."""
+        try:
+            yield
+        except EnsembleError as error:
+            for failure in error.failures:
+                self.breaker.failed(failure.member, failure.kind)
+            raise
+
+    def _loop(self, query: Query, settings: Settings, referee: Referee) -> Loop:
         """The loop that agrees the answer: segment by segment, as a whole, or fused."""
-        panel = self.panel(probes, settings, query.kinds)
+        panel = self.panel(settings, query.kinds)
         if settings.segment == "answer" and settings.result == FUSE:
             return fused(query, settings, panel, referee)
         if settings.segment == "answer":

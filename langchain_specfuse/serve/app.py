@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from ..chat.callbacks import TraceCallbackHandler
 from ..chat.members import ensemble_for
 from ..chat.model import SpecFuseChatModel
+from ..chat.options import Call
 from ..errors import UsageError
 from ..show.page import live
 from .answers import RETRY_S, AnswerResponse, Metrics
@@ -48,7 +49,7 @@ def app_of(
     # the environment may have chosen content blocks
     llm = llm.model_copy(update={"output_version": "v0"})
     llm._checks_calls = False  # clients choose the schemas
-    ensemble = ensemble_for(llm.members, llm.verifiers)
+    ensemble, call = ensemble_for(llm.members, llm.verifiers), Call.of(llm)
     metrics = Metrics(ensemble.admission)
     about = {"members": list(ensemble.members)}
     card = {
@@ -65,18 +66,18 @@ def app_of(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        ensemble.load()  # in the background: the port opens at once
+        ensemble.load(call)  # in the background: the port opens at once
         yield
 
     # No page with documentation: FastAPI's loads scripts from elsewhere.
     app = FastAPI(
         title="langchain-specfuse", openapi_url=None, redirect_slashes=False, lifespan=lifespan
     )
-    app.state.ensemble = ensemble
+    app.state.loaded = lambda: ensemble.loaded(call)
 
     async def answer(request: Request, recorder: TraceCallbackHandler | None = None) -> Response:
-        ensemble.load()  # again, if loading has failed
-        if not ensemble.ready:
+        ensemble.load(call)  # again, if loading has failed
+        if not ensemble.is_ready(call):
             loading = f"members are loading\n-> try again in about {RETRY_S} s"
             raise ApiError(503, loading, code="loading", retry_after_s=RETRY_S)
         chat_request = read_request(await read_body(request, limits), model, limits)
@@ -129,8 +130,8 @@ def app_of(
 
     @app.api_route("/ready", methods=["GET", "HEAD"])
     async def ready() -> Response:
-        ensemble.load()
-        if ensemble.ready:
+        ensemble.load(call)
+        if ensemble.is_ready(call):
             return JSONResponse({"status": "ready"})
         return JSONResponse({"status": "loading"}, 503)
 

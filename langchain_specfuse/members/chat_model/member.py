@@ -219,6 +219,7 @@ class ChatModelMember:
             str(self._known.get("ls_model_name", self.name)),
             max_context=opened or profile.get("max_input_tokens"),
             detail=f"{type(self.model).__name__}, votes by ballot",
+            ballots=True,
             reasons=profile.get("reasoning_output"),
             # Where the profile does not say, the provider may refuse.
             takes=tuple(kind for kind, key in INPUTS.items() if profile.get(key, True)),

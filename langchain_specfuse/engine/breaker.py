@@ -1,0 +1,66 @@
+"""Remembers which members have failed lately, so that the next answers do not wait for them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+
+FIRST_PAUSE_S = 30.0
+"""How long a member that has failed is not asked if another one can take its place."""
+LONGEST_PAUSE_S = 300.0
+"""The pause doubles with every failure in a row, up to this."""
+FAILURES = frozenset({"error", "timeout", "nan", "not_found"})
+"""The kinds of failures that say something about the member, and not about one answer."""
+
+
+@dataclass(slots=True)
+class _Pause:
+    """The pause of a member."""
+
+    seconds: float
+    until: float
+    """When it ends, in seconds of ``time.monotonic()``."""
+    is_tried: bool = False
+    """Whether an answer has tried the member again since it last failed."""
+
+
+class Breaker:
+    """A circuit breaker for each member of an ensemble.
+
+    A member that fails pauses. After its pause, one answer tries it again: if it works, all do.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pauses: dict[str, _Pause] = {}
+
+    def is_paused(self, member: str) -> bool:
+        pause = self._pauses.get(member)
+        return pause is not None and time.monotonic() < pause.until
+
+    def try_again(self, member: str) -> None:
+        """Note that an answer tries this member after its pause; the others wait for the result."""
+        with self._lock:
+            pause = self._pauses.get(member)
+            if pause is not None:
+                pause.until = time.monotonic() + pause.seconds
+                pause.is_tried = True
+
+    def failed(self, member: str, kind: str) -> None:
+        """Note a failure."""
+        if kind not in FAILURES:
+            return
+        with self._lock:
+            pause = self._pauses.get(member)
+            seconds = FIRST_PAUSE_S
+            if pause is not None:  # unless it was tried again, answers note the same failure
+                seconds = pause.seconds * (2 if pause.is_tried else 1)
+            seconds = min(seconds, LONGEST_PAUSE_S)
+            self._pauses[member] = _Pause(seconds, time.monotonic() + seconds)
+
+    def worked(self, member: str) -> None:
+        """Note a reply."""
+        if member in self._pauses:
+            with self._lock:
+                self._pauses.pop(member, None)
