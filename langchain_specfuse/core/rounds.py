@@ -167,9 +167,10 @@ def call_for_drafts(
     clock: Clock,
     checking: Checking,
 ) -> Generator[Ask | Wake, Any, tuple[Panel, dict[str, Draft]]]:
-    """The drafts of all members, or of the lead alone if its draft is agreed without a vote. After
-    a failed check, only the members that draft again are asked; the others only if none of those
-    can. Failed members leave the panel."""
+    """The drafts of all members, or of the lead alone if its draft is agreed without a vote. With
+    an infinite margin the lead always drafts alone, and the others are asked one after the other
+    until one can take its place. After a failed check, only the members that draft again are asked;
+    the others only if none of those can. Failed members leave the panel."""
     led = panel.lead is not None and settings.method.margin == math.inf
     has_vote = len(panel.drafters) > 1 and not led
     job = DraftJob(
@@ -191,22 +192,25 @@ def call_for_drafts(
     replies: Replies = yield Ask(jobs, number, bool(panel.reserve))
     clock.lap("draft", replies)
     others = [name for name in panel.drafters if name not in replies]
+    while led and (others or panel.reserve) and needs_successor(settings, clock, replies):
+        if others:
+            successor: str | None = others.pop(0)
+        else:
+            panel, successor = yield from woken(panel, number)
+        if successor is None:
+            continue
+        job = replace(job, new_requests=not clock.budget.is_spent)
+        jobs = {successor: checking.job(job, successor, panel, answer)}
+        more = yield Ask(jobs, number, bool(panel.reserve))
+        clock.lap("draft", more)
+        replies = {**replies, **more}
     has_redraft = bool(redrafting) and any(isinstance(reply, Draft) for reply in replies.values())
-    if has_redraft or (settings.refusals == "any" and clock.refusals):
+    if led or has_redraft or (settings.refusals == "any" and clock.refusals):
         others = []
     if others and not is_agreed_alone(panel, settings.method, replies[first[0]], answer):
         job = replace(job, stop=(), new_requests=not clock.budget.is_spent)
         more_jobs = {name: checking.job(job, name, panel, answer) for name in others}
-        more = yield Ask(more_jobs, number, bool(panel.reserve))
-        clock.lap("draft", more)
-        replies = {**replies, **more}
-    while panel.reserve and needs_reserve(settings, clock, replies):
-        panel, name = yield from woken(panel, number)
-        if name is None:
-            continue
-        job = replace(job, stop=settings.stop_strings, new_requests=not clock.budget.is_spent)
-        jobs = {name: checking.job(job, name, panel, answer)}
-        more = yield Ask(jobs, number, bool(panel.reserve))
+        more = yield Ask(more_jobs, number)
         clock.lap("draft", more)
         replies = {**replies, **more}
     if number > 1 and is_at_limits(replies) and not checking.is_redrafting:
@@ -234,7 +238,7 @@ def woken(panel: Panel, number: int) -> Generator[Wake, Any, tuple[Panel, str | 
     return panel.joined_by(reply), name
 
 
-def needs_reserve(settings: Settings, clock: Clock, replies: Replies) -> bool:
+def needs_successor(settings: Settings, clock: Clock, replies: Replies) -> bool:
     """Whether no member that was asked can continue. A refusal is an answer, unless the settings
     say otherwise."""
     if any(isinstance(reply, Draft) for reply in replies.values()):
@@ -244,11 +248,9 @@ def needs_reserve(settings: Settings, clock: Clock, replies: Replies) -> bool:
 
 def is_agreed_alone(panel: Panel, method: Method, reply: Reply, answer: Answer) -> bool:
     """Whether the lead's draft is agreed without asking any other member, because the lead is sure
-    of it or because no evidence would be enough."""
+    of it."""
     if panel.lead is None or not isinstance(reply, Draft):
         return False
-    if method.margin == math.inf:
-        return True
     draft = legal_part(reply, answer)
     if not (draft.text or draft.ended):
         return False

@@ -100,7 +100,8 @@ def test_configuring_copying_pickling_and_serializing_never_load_again(named: An
 
 
 def test_a_member_that_cannot_score_beside_one_that_can_warns_once(named: Any) -> None:
-    llm = SpecFuseChatModel(members=[ScriptedMember(BLUE, name="mute", draft_only=True), "org/one"])
+    members = [ScriptedMember(BLUE, name="mute", draft_only=True), "org/one"]
+    llm = SpecFuseChatModel(members=members, lead=None)
     with pytest.warns(UserWarning, match=r"mute.*cannot score"):
         llm.invoke("Who?")
     llm.invoke("Who?")  # a second warning would raise

@@ -274,9 +274,8 @@ def of(*scoring: bool, verifier: bool = False) -> SpecFuseChatModel:
         ScriptedMember(BLUE, name=name, draft_only=not can)
         for name, can in zip("abc", scoring, strict=False)
     ]
-    return SpecFuseChatModel(
-        members=members, verifiers=[ScriptedMember(BLUE, name="judge")] if verifier else []
-    )
+    verifiers = [ScriptedMember(BLUE, name="judge")] if verifier else []
+    return SpecFuseChatModel(members=members, verifiers=verifiers, lead=None)
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -302,7 +301,7 @@ async def test_an_ensemble_whose_votes_decide_nothing_warns_once(
         llm = of(*scoring)
         assert len(caught) == known
         await llm.ainvoke("?")
-        assert SpecFuseChatModel(members=llm.members).invoke("?").text == BLUE
+        assert SpecFuseChatModel(members=llm.members, lead=None).invoke("?").text == BLUE
     (warning,) = caught
     assert str(warning.message).startswith(f"{message}\n-> add a member that can score")
     assert (Path(warning.filename) == Path(__file__)) is known  # the user's own line

@@ -50,9 +50,12 @@ async def every_way(llm: Any) -> list[AIMessage]:
 
 
 @pytest.mark.parametrize("lead", ["a", None, "b"])
-async def test_the_others_write_and_the_refusal_is_in_the_metadata(lead: str | None) -> None:
+@pytest.mark.parametrize("options", [{"method": {"margin": 0.5}}, {"refusals": "ignore"}])
+async def test_the_others_write_and_the_refusal_is_in_the_metadata(
+    lead: str | None, options: dict[str, Any]
+) -> None:
     members = [refusing("a"), willing("b"), willing("c", TEXT.replace("blue", "red"))]
-    llm = SpecFuseChatModel(members=members, lead=lead, prior={"b": 3.0})
+    llm = SpecFuseChatModel(members=members, lead=lead, prior={"b": 3.0}, **options)
     for message in await every_way(llm):
         assert message.text == TEXT and message.response_metadata["finish_reason"] == "stop"
         assert "refusal" not in message.additional_kwargs
@@ -122,7 +125,9 @@ async def test_if_all_refuse_the_message_is_a_refusal(how: str, version: str) ->
     for message in await every_way(llm):
         assert is_refused(message, expected, v1=version == "v1")
         about = message.response_metadata["specfuse"]
-        assert about["refusals"] == {"a": "A no.", "b": "B no."} and about["exits"] == []
+        asked = ["b"] if how == "a lead" else ["a", "b"]  # the reserve is not asked
+        assert about["refusals"] == {name: f"{name.upper()} no." for name in asked}
+        assert about["exits"] == []
         assert not message.tool_calls and not message.invalid_tool_calls
 
 
@@ -229,7 +234,7 @@ def test_refusals_any_applies_to_objects_too() -> None:
 
 
 def test_refusals_is_validated_and_part_of_the_cache_key() -> None:
-    with pytest.raises(UsageError, match=r"refusals.*'outvoted' or 'any'"):
+    with pytest.raises(UsageError, match=r"refusals.*'outvoted', 'any' or 'ignore'"):
         SpecFuseChatModel(members=[willing("a")], refusals="all")
     keys = {
         SpecFuseChatModel(members=[member], refusals=how)._get_llm_string()

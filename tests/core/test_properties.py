@@ -100,7 +100,8 @@ def test_every_answer_keeps_the_promises(settings, roles, seed, rate):
                 == max(round.evidence.values())
                 > settings.method.margin
             )
-        assert round.lead in ("", settings.lead)
+        if settings.method.margin != math.inf:  # otherwise another member takes its place
+            assert round.lead in ("", settings.lead)
         assert all(0 <= reward <= 1 for reward in round.rewards.values())
         assert set(round.votes) <= verifiers and set(round.drafts) <= drafters
         # A drafting member stays; so do min_members, unless they fail.

@@ -262,9 +262,9 @@ def test_members_are_probed_once_and_a_failed_load_is_tried_again(device):
     member = Moody(BLUE, device=device)
     ensemble = Ensemble([member])
     with pytest.raises(OSError, match="disk asleep"):
-        ensemble.rounds(query(), SHORT)
+        list(ensemble.rounds(query(), SHORT))
     assert text(ensemble.rounds(query(), SHORT)) == text(ensemble.rounds(query(), SHORT)) == BLUE
-    assert member.probes == 2 and ensemble.ready
+    assert member.probes == 2 and ensemble.is_ready()
 
 
 def test_an_ensemble_needs_members_with_different_names():
@@ -300,8 +300,22 @@ def test_cancelling_while_members_load_does_not_break_the_load(device):
 # --- who leads ------------------------------------------------------------------------------------
 
 
-def sized(**sizes):
-    return {name: Probe(name, size=size) for name, size in sizes.items()}
+class Sized(ScriptedMember):
+    """A member with a number of parameters."""
+
+    def __init__(self, name, size):
+        super().__init__(BLUE, name=name)
+        self.size = size
+
+    def probe(self):
+        return Probe(self.name, size=self.size)
+
+
+def sized(verifiers=(), **sizes):
+    members = [Sized(name, size) for name, size in sizes.items() if name not in verifiers]
+    ensemble = Ensemble(members, [Sized(name, sizes[name]) for name in verifiers])
+    ensemble.loaded().result()
+    return ensemble
 
 
 @pytest.mark.parametrize(
@@ -314,26 +328,54 @@ def sized(**sizes):
     ],
 )
 def test_the_member_with_twice_the_parameters_of_the_others_leads(sizes, lead):
-    ensemble = Ensemble([ScriptedMember(BLUE, name=name) for name in sizes])
-    assert ensemble.lead(sized(**sizes), Settings()) == lead
-    assert ensemble.panel(sized(**sizes), Settings()).lead == lead
-    assert ensemble.lead(sized(**sizes), Settings(lead=None)) is None
-    assert ensemble.lead(sized(**sizes), Settings(method=Method.named("specem"))) is None
-    assert ensemble.lead(sized(**sizes), Settings(lead="a")) == "a"
+    ensemble = sized(**sizes)
+    assert ensemble.lead(Settings()) == lead
+    assert ensemble.panel(Settings()).lead == lead
+    assert ensemble.lead(Settings(lead=None)) is None
+    assert ensemble.lead(Settings(method=Method.named("specem"))) is None
+    assert ensemble.lead(Settings(lead="a")) == "a"
     with pytest.raises(UsageError, match="lead must be one of the members that write, got 'c'"):
-        ensemble.lead(sized(**sizes), Settings(lead="c"))
+        ensemble.lead(Settings(lead="c"))
 
 
 def test_a_verifier_does_not_lead_however_large():
-    ensemble = Ensemble(
-        [ScriptedMember(BLUE, name=name) for name in "ab"], [ScriptedMember(BLUE, name="big")]
-    )
-    assert ensemble.lead(sized(a=5, b=4, big=99), Settings()) is None
-    assert ensemble.lead(sized(a=9, b=4, big=99), Settings()) == "a"
-    with pytest.raises(UsageError, match="no member is named as the lead"):
-        ensemble.lead(sized(a=5, b=4, big=99), Settings(method=Method(margin=math.inf)))
+    assert sized(["big"], a=5, b=4, big=99).lead(Settings()) is None
+    assert sized(["big"], a=9, b=4, big=99).lead(Settings()) == "a"
 
 
 def test_one_member_has_nobody_to_lead():
-    ensemble = Ensemble([ScriptedMember(BLUE, name="a")])
-    assert ensemble.lead(sized(a=5), Settings(lead="a")) is None
+    assert sized(a=5).lead(Settings(lead="a")) is None
+
+
+class Silent(ScriptedMember):
+    """A member without a vote, or with one that costs requests."""
+
+    def __init__(self, name, scores, ballots=False):
+        super().__init__(BLUE, name=name)
+        self.known = Probe(name, scores, ballots=ballots)
+
+    def probe(self):
+        return self.known
+
+
+@pytest.mark.parametrize(
+    ("members", "lead"),
+    [
+        ([("a", True, True), ("b", True, True)], "a"),
+        ([("a", False), ("b", True)], "a"),
+        ([("a", False), ("b", True), ("c", True)], None),
+        ([("a", True, True), ("b", True)], "a"),
+    ],
+)
+def test_the_first_member_leads_if_a_vote_would_cost_requests_or_decide_nothing(members, lead):
+    ensemble = Ensemble([Silent(*member) for member in members])
+    ensemble.loaded().result()
+    assert ensemble.lead(Settings()) == lead
+    assert ensemble.lead(Settings(lead=None)) is None
+
+
+def test_members_that_vote_by_requests_are_put_to_the_vote_if_a_verifier_can_score():
+    writers = [Silent(name, scores=True, ballots=True) for name in "ab"]
+    ensemble = Ensemble(writers, [ScriptedMember(BLUE, name="judge")])
+    ensemble.loaded().result()
+    assert ensemble.lead(Settings()) is None
