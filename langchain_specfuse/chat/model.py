@@ -28,6 +28,7 @@ from pydantic import ConfigDict, PrivateAttr, model_validator
 from .._version import __version__
 from ..core.checks import as_checks
 from ..core.member import Probe
+from ..core.options import Method
 from ..core.values import CallFormat
 from ..engine.ensemble import Ensemble
 from ..engine.worker import note_question
@@ -425,7 +426,7 @@ class SpecFuseChatModel(Options, BaseChatModel):
             "model": call.model_name or "+".join(call.writers),
             "members": identities[:drafting],
             "verifiers": identities[drafting:],
-            "method": call.method.model_dump(),
+            "method": _plain(call.method),
             **_without_address(others),
             # Not "stop": LangChain writes the call's own stop strings under that name.
             "default_stop": call.stop,
@@ -556,6 +557,11 @@ def _all_at_once(config: Any, size: int) -> Any:
         return config
     first = {**first, "max_concurrency": min(size, MAX_THREADS)}
     return [first, *configs[1:]] if isinstance(config, Sequence) else first
+
+
+def _plain(method: Method) -> dict[str, Any]:
+    """The options of the method as plain JSON, in which infinity is the text ``inf``."""
+    return {name: "inf" if value == math.inf else value for name, value in method}
 
 
 def _without_address(options: dict[str, Any]) -> dict[str, Any]:

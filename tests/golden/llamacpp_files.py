@@ -109,7 +109,10 @@ def with_another() -> dict[str, Any]:
     other = ScriptedMember(BLUE, name="ann")
     with chat_model(member(), other, max_tokens=20) as llm:
         equals = asked(llm, QUESTION)
-        return {"equals": equals, "lead": asked(llm, QUESTION, lead="smollm2")}
+        return {
+            "equals": equals,
+            "lead": asked(llm, QUESTION, lead="smollm2", method={"margin": 0.5}),
+        }
 
 
 SCENARIOS = [alone, forms, long_prompt, two_prompts, with_another]

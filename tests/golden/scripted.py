@@ -49,6 +49,10 @@ PERSON = {
 ANN = {"name": "Ann", "born": 1867}
 
 
+CONSULTING: dict[str, Any] = {"method": {"margin": 0.5}}
+"""The lead asks the others where it is unsure."""
+
+
 def members(**scripts: Any) -> list[ScriptedMember]:
     return [ScriptedMember(script, name=name) for name, script in scripts.items()]
 
@@ -87,7 +91,7 @@ def equals() -> dict[str, Any]:
 
 def lead_alone() -> dict[str, Any]:
     """A lead that is sure of its drafts consults nobody."""
-    return everything(lambda: model(members(ann=BLUE, bob=WIDE), lead="ann"))
+    return everything(lambda: model(members(ann=BLUE, bob=WIDE), lead="ann", **CONSULTING))
 
 
 def lead_consults() -> dict[str, Any]:
@@ -95,7 +99,7 @@ def lead_consults() -> dict[str, Any]:
 
     def make() -> SpecFuseChatModel:
         unsure = ScriptedMember(BLUE, name="ann", confidence=12.0)
-        return model([unsure, *members(bob=WIDE, cem=WIDE)], lead="ann")
+        return model([unsure, *members(bob=WIDE, cem=WIDE)], lead="ann", **CONSULTING)
 
     return everything(make)
 
@@ -124,7 +128,9 @@ def exit_of_a_member() -> dict[str, Any]:
 
 
 def method_options() -> dict[str, Any]:
-    method = Method(score="logprob_per_byte", weighting="equal", reward="wins", exit="never")
+    method = Method(
+        score="logprob_per_byte", weighting="equal", reward="wins", exit="never", margin=0.5
+    )
     make = lambda: model(members(ann=BLUE, bob=WIDE), method=method, lead="bob")
     return asked(make(), QUESTION) | identity(make())
 
@@ -167,9 +173,31 @@ def failing_member() -> dict[str, Any]:
 def failing_lead() -> dict[str, Any]:
     def make() -> SpecFuseChatModel:
         failing = ScriptedMember(BLUE, name="ann", fails_in=3)
-        return model([failing, *members(bob=WIDE, cem=RED)], lead="ann")
+        return model([failing, *members(bob=WIDE, cem=RED)], lead="ann", **CONSULTING)
 
     return everything(make)
+
+
+def reserve() -> dict[str, Any]:
+    """A lead that fails in mid-sentence, one that refuses, and one that cannot pass a check."""
+
+    def failing() -> SpecFuseChatModel:
+        lead = ScriptedMember(BLUE, name="ann", fails_in=2)
+        return model([lead, *members(bob=WIDE, cem=RED)], lead="ann")
+
+    refusing = lambda how: model(
+        members(ann=ScriptedMember.refusal("No."), bob=WIDE),
+        lead="ann",
+        refusals=how,
+    )
+    rule = lambda text: "says blue" if "blue" in text else None
+    checked = lambda: model(members(ann=BLUE, bob=WIDE), lead="ann", checks=[rule])
+    return {
+        "fails": everything(failing),
+        "refuses": asked(refusing("outvoted"), QUESTION),
+        "refusal ignored": asked(refusing("ignore"), QUESTION),
+        "cannot pass a check": asked(checked(), QUESTION),
+    }
 
 
 def all_members_fail() -> dict[str, Any]:
@@ -396,14 +424,15 @@ def speakers(*scripts: str, **options: Any) -> list[ChatModelMember]:
 
 def chat_models() -> dict[str, Any]:
     make = lambda: model(speakers(BLUE, WIDE))
-    lead = lambda: model([*speakers(BLUE), *members(bob=WIDE)], lead="ann")
+    lead = lambda: model([*speakers(BLUE), *members(bob=WIDE)], lead="ann", **CONSULTING)
     return {"equals": everything(make), "lead": every_way(lead), **identity(make())}
 
 
 def budget() -> dict[str, Any]:
     calls = lambda: model(speakers(BLUE, WIDE, RED), max_calls=7)
     costs = lambda: model(speakers(BLUE, WIDE, RED), max_cost=0.0005)
-    lead = lambda: model([*speakers(BLUE, WIDE), *members(cem=RED)], max_calls=1, lead="ann")
+    mixed = [*speakers(BLUE, WIDE), *members(cem=RED)]
+    lead = lambda: model(mixed, max_calls=1, lead="ann", **CONSULTING)
     return {
         "calls": every_way(calls),
         "cost": asked(costs(), QUESTION),
@@ -436,7 +465,8 @@ def checks_of_text() -> dict[str, Any]:
 
     failing = {how: asked(alone(how), QUESTION) for how in ("raise", "end", "keep")}
     failing["stream"] = streamed(alone("raise"), QUESTION)
-    with_lead = everything(lambda: model(members(ann=WIDE, bob=BLUE), lead="ann", checks=[rule]))
+    options = {"lead": "ann", "checks": [rule], **CONSULTING}
+    with_lead = everything(lambda: model(members(ann=WIDE, bob=BLUE), **options))
     whole = asked(
         model(members(ann=WIDE, bob=BLUE), segment="answer", samples=2, checks=[rule]), QUESTION
     )
@@ -458,6 +488,7 @@ SCENARIOS = [
     alone,
     failing_member,
     failing_lead,
+    reserve,
     all_members_fail,
     late_member,
     late_answer,

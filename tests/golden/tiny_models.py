@@ -96,7 +96,8 @@ def together_constrained() -> dict[str, Any]:
 
 def lead_and_verifier() -> dict[str, Any]:
     verifier = member("qwen3-next", 3)
-    with chat_model(member("llama"), member("gemma3"), verifiers=[verifier], lead="llama-1") as llm:
+    options: dict[str, Any] = {"lead": "llama-1", "method": {"margin": 0.5}}
+    with chat_model(member("llama"), member("gemma3"), verifiers=[verifier], **options) as llm:
         return asked(llm, QUESTION)
 
 
