@@ -233,6 +233,10 @@ class Run:
         by_device: dict[str, list[QueuedJob]] = {}
         for name, job in ask.jobs.items():
             member = self._members[name]
+            silence_s = None
+            if ask.replaceable and self._settings.member_timeout is None:
+                is_first = (name, job.query.id) not in self._asked
+                silence_s = FIRST_SILENCE_S if is_first else SILENCE_S
             # Noted before the job is queued: a cancel in between drops the job.
             self._asked[name, job.query.id] = None
             queued = QueuedJob(
@@ -242,6 +246,7 @@ class Run:
                 partial(deliver, name),
                 is_needed=lambda: not self._over,
                 timeout_s=self._settings.member_timeout,
+                silence_s=silence_s,
             )
             by_device.setdefault(member.device, []).append(queued)
         for device, jobs in by_device.items():
