@@ -574,3 +574,36 @@ def test_a_schema_a_pattern_and_a_choice_are_enforced(ask, tmp_path):
 def run_in(page) -> dict:
     """Return the run from which a page was made."""
     return json.loads(re.search(r'id="run">(.*?)</script>', page.read_text())[1])
+
+
+# --- fused answers --------------------------------------------------------------------------------
+
+
+def council():
+    merges = lambda query: "It is both." if "Answer 1:" in query.turns[-1].text else "It is blue."
+    return [ScriptedMember(merges, name="ann"), ScriptedMember("It is\x1b[2J wide.", name="bob")]
+
+
+FUSED = ("--segment", "answer", "--result", "fuse")
+
+
+def test_the_answers_are_shown_before_the_text_that_was_written_from_them(ask):
+    code, out, _ = ask("How is the sky?", *FUSED, by=council())
+    assert code == FINE and "\x1b" not in out
+    places = [out.index(text) for text in ("ann:\nIt is blue.", "bob:\nIt is␛", "It is both.")]
+    assert places == sorted(places)
+    assert "2 answers, read by ann" in out and "bob: 3 tokens" in out
+    assert "1 round (ann 1), 3 tokens" in out
+
+
+def test_quiet_and_json_show_the_final_answer_and_the_rounds(ask):
+    assert ask("How is the sky?", *FUSED, "--quiet", by=council())[1] == "It is both.\n"
+    out = ask("How is the sky?", *FUSED, "--json", by=council())[1]
+    assert [json.loads(line)["round"] for line in out.splitlines()] == [0, 1]
+
+
+def test_the_flags_of_whole_answers_are_those_of_the_fields(ask):
+    code, _, err = ask("How is the sky?", "--segment", "answer", "--result", "fusion", by=council())
+    assert code == MISUSED and "--result must be one of 'number'" in err and "'fuse'" in err
+    code, out, _ = ask("How is the sky?", *FUSED, "--samples", "2", "--json", by=council())
+    assert list(json.loads(out.splitlines()[0])["drafts"]) == ["ann", "bob", "ann#2", "bob#2"]

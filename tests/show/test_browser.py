@@ -273,3 +273,24 @@ def test_axe_finds_no_barrier(opened, scheme, width):
         (violation["id"], [node["html"] for node in violation["nodes"]][:3]) for violation in found
     ] == []
     assert one.page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_the_answers_behind_a_fused_one_are_shown_before_it(opened):
+    own = {"a": "A coat.", "b": "An umbrella."}
+    drafts = {name: {"text": text, "ended": True, "tokens": 2} for name, text in own.items()}
+    empty = {"text": "", "segment": "", "winner": "", "authors": [], "votes": {}, "scores": {}}
+    first = {
+        **a_round(1, own, "a"),
+        **empty,
+        "round": 0,
+        "drafts": drafts,
+        "totals": {},
+        "lead": "a",
+    }
+    trace = Trace([first, {**a_round(1, {"a": "Both."}, "a"), "ended": True, "finish": "stop"}])
+    one = opened(trace.html())
+    assert one.texts(".segment") == ["[2 answers] ", "Both."]
+    assert "Round 0 of 1" in one.text("#round-head")
+    detail = one.text("#detail")
+    assert "A coat." in detail and "An umbrella." in detail and "a writes the final one" in detail
+    assert "1 round, 2 members" in one.text("#summary") and "won" not in detail
