@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .chat.callbacks import SpecFuseCallbackHandler as SpecFuseCallbackHandler
     from .chat.callbacks import TraceCallbackHandler as TraceCallbackHandler
     from .chat.callbacks import WeightsEvent as WeightsEvent
+    from .chat.decisions import SpecFuseDecisionModel as SpecFuseDecisionModel
     from .chat.errors import AnswerTimeoutError as AnswerTimeoutError
     from .chat.errors import MemberNotFoundError as MemberNotFoundError
     from .chat.errors import PromptTooLongError as PromptTooLongError
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "chat.callbacks": "AsyncSpecFuseCallbackHandler ExitEvent RejectedEvent RoundEvent "
     "SpecFuseCallbackHandler TraceCallbackHandler WeightsEvent",
+    "chat.decisions": "SpecFuseDecisionModel",
     "chat.errors": "AnswerTimeoutError MemberNotFoundError PromptTooLongError TooBusyError",
     "chat.members": "unload",
     "chat.model": "ChatSpecFuse SpecFuseChatModel",
@@ -68,6 +70,8 @@ _EXTRAS = {
     "ServerMember": "server",
     "TransformersMember": "transformers",
 }
+_NEEDS_CORE = {"SpecFuseDecisionModel": ("langchain_core.decisions", "1.8")}
+"""Names that need a module of a newer langchain-core than the package itself."""
 _MODULES = ("checks",)
 __all__ = sorted(("__version__", *_HOMES, *_MODULES))
 
@@ -80,24 +84,26 @@ def __getattr__(name: str) -> Any:
     try:
         value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
     except ModuleNotFoundError as error:
-        if name not in _EXTRAS:
+        if name in _EXTRAS:
+            advice = f'pip install "langchain-specfuse[{_EXTRAS[name]}]"'
+            return _stand_in(name, f"needs {error.name}, which is not installed", advice, error)
+        module, version = _NEEDS_CORE.get(name, ("", ""))
+        if error.name != module:
             raise
-        return _stand_in(name, error)
+        advice = f'pip install --upgrade "langchain-core>={version}"'
+        return _stand_in(name, f"needs langchain-core {version} or newer", advice, error)
     globals()[name] = value
     return value
 
 
-def _stand_in(name: str, error: ModuleNotFoundError) -> type:
-    """A class that replaces one whose extra is not installed. Creating an instance raises an error
-    that says what to install, so ``import *`` and ``inspect`` work without the extras."""
-    advice = f'pip install "langchain-specfuse[{_EXTRAS[name]}]"'
+def _stand_in(name: str, needs: str, advice: str, error: ModuleNotFoundError) -> type:
+    """A class that replaces one whose requirements are not installed. Creating an instance raises
+    an error that says what to install, so ``import *`` and ``inspect`` work without them."""
 
     def refuse(*_: Any, **__: Any) -> Any:
         from .errors import advised
 
-        missing = ModuleNotFoundError(
-            f"{name} needs {error.name}, which is not installed", name=error.name
-        )
+        missing = ModuleNotFoundError(f"{name} {needs}", name=error.name)
         raise advised(missing, advice) from error
 
     about = {"__doc__": f"Not installed: {advice}", "__module__": __name__, "__new__": refuse}

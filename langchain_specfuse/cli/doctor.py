@@ -11,6 +11,7 @@ from typing import Any, TextIO
 
 from ..core.options import Settings
 from ..errors import UsageError, advised, amount
+from . import decisions
 from .choices import ensemble_of, new_parser, options_of, say
 from .eval import GRADERS, add_common, add_grader
 
@@ -29,6 +30,12 @@ def parser() -> argparse.ArgumentParser:
         help="JSONL with input and reference, 20 lines or more (default: built-in short questions)",
     )
     add_grader(parser, f"for --prompts: {GRADERS}")
+    parser.add_argument(
+        "--decisions",
+        metavar="FILE",
+        help="instead: JSONL with input and label, 20 lines or more; fits a bias for each label, a "
+        "temperature and the members' weights, for SpecFuseDecisionModel(calibration=FILE)",
+    )
     parser.add_argument(
         "--out",
         metavar="DIR",
@@ -52,6 +59,8 @@ def run(arguments: argparse.Namespace, out: TextIO) -> bool:
     from ..evaluation.running import Progress
 
     _check(arguments)
+    if arguments.decisions:
+        return decisions.run(arguments, arguments.profile, out)
     task = own_task()
     if arguments.prompts:
         task = jsonl(arguments.prompts, arguments.grader, allow_code=arguments.allow_code)
@@ -89,6 +98,11 @@ def _check(arguments: argparse.Namespace) -> None:
                 UsageError(f"the doctor takes no --{name}"),
                 "it measures members that write, from scratch",
             )
+    if arguments.decisions and (arguments.prompts or arguments.grader):
+        raise advised(
+            UsageError("--decisions takes neither --prompts nor --grader"),
+            "run the doctor twice; both can write the same calibration file",
+        )
     if arguments.grader and not arguments.prompts:
         raise advised(
             UsageError("--grader is for --prompts"), "the built-in prompts have their own graders"

@@ -1,0 +1,107 @@
+"""Read and write what the doctor fitted for decisions: the key ``decisions`` of a calibration file.
+
+It is a list with one entry for each set of labels. The file's other keys belong to the chat model's
+calibration (``chat.calibration``) and stay as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..core.labels import Scale
+from ..errors import UsageError, advised
+from .calibration import FORMAT
+from .labelling import LabelCalibration
+
+KEY = "decisions"
+ADVICE = "write one with: langchain-specfuse doctor --decisions FILE.jsonl --calibration FILE"
+
+
+def read_labels(path: str | Path, members: Sequence[str]) -> list[LabelCalibration]:
+    """The calibrations in this file, which must be for exactly these members."""
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8-sig"))
+        calibrations = [_from_data(entry) for entry in data[KEY]]
+    except KeyError as error:
+        unfit = UsageError(f"calibration {str(path)!r} cannot be read: there is no {error}")
+        raise advised(unfit, ADVICE) from error
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        unreadable = UsageError(f"calibration {str(path)!r} cannot be read: {error}")
+        raise advised(unreadable, ADVICE) from error
+    for calibration in calibrations:
+        if set(calibration.scales) != set(members):
+            foreign = UsageError(
+                f"calibration {str(path)!r} was made for {', '.join(calibration.scales)}, but the "
+                f"members are {', '.join(members)}"
+            )
+            raise advised(foreign, "calibrate these members, or leave calibration out")
+    return calibrations
+
+
+def write_labels(path: str | Path, calibration: LabelCalibration) -> None:
+    """Add a calibration to this file. It replaces one of the same labels, and those of other
+    members."""
+    target = Path(path)
+    data: dict[str, Any] = {"specfuse_calibration": FORMAT}
+    if target.exists():
+        try:
+            data = json.loads(target.read_text(encoding="utf-8-sig"))
+            entries = list(data.get(KEY, []))
+        except (OSError, ValueError, AttributeError, TypeError) as error:
+            wrong = UsageError(f"{target} exists, but is not a calibration file: {error}")
+            raise advised(wrong, "name another file") from error
+    else:
+        entries = []
+    kept = [
+        entry
+        for entry in entries
+        if set(entry["labels"]) != set(calibration.labels)
+        and set(entry["members"]) == set(calibration.scales)
+    ]
+    data[KEY] = [*kept, _as_data(calibration)]
+    target.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _as_data(calibration: LabelCalibration) -> dict[str, Any]:
+    labels = calibration.labels
+    scales = calibration.scales.items()
+    return {
+        "labels": list(labels),
+        "members": list(calibration.scales),
+        "temperature": {name: round(scale.temperature, 6) for name, scale in scales},
+        "bias": {
+            name: {label: round(bias, 6) for label, bias in zip(labels, scale.bias, strict=True)}
+            for name, scale in scales
+        },
+        "weights": {name: round(weight, 6) for name, weight in calibration.weights.items()},
+        "examples": calibration.examples,
+    }
+
+
+def _from_data(entry: Any) -> LabelCalibration:
+    """The calibration with these data. Raises ``KeyError``, ``TypeError`` or ``ValueError`` for
+    data of another form."""
+    labels = tuple(map(str, entry["labels"]))
+    members = [str(name) for name in entry["members"]]
+    scales = {}
+    for name in members:
+        temperature = _number(entry["temperature"][name])
+        if temperature <= 0:
+            raise ValueError(f"the temperature of {name} must be above 0, got {temperature}")
+        bias = tuple(_number(entry["bias"][name][label]) for label in labels)
+        scales[name] = Scale(temperature, bias)
+    weights = {name: _number(entry["weights"][name]) for name in members}
+    if min(weights.values()) < 0:
+        raise ValueError(f"weights must not be negative, got {weights}")
+    return LabelCalibration(labels, scales, weights, int(entry.get("examples", 0)))
+
+
+def _number(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"expected a finite number, got {value!r}")
+    return number

@@ -1,0 +1,338 @@
+"""Ask members which label fits a text, and turn their scores into probabilities.
+
+A :class:`LabelQuestion` becomes a prompt that lists its labels, and every label is scored as a
+whole answer to it, in words. All labels share the prompt: one scoring pass per member. The prompt
+ends with the text, so that the members read everything before it once.
+
+The labels are listed in the order of the alphabet, so the order in which they are given changes
+nothing. What a member prefers without any text is subtracted from its scores
+(:func:`.core.labels.corrected`); a calibration for the same labels replaces that.
+"""
+
+from __future__ import annotations
+
+import math
+import uuid
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ..core.labels import Probabilities, Scale, averaged, corrected, softmax
+from ..core.member import Probe
+from ..core.options import Settings
+from ..core.rounds import OVERFLOW
+from ..core.values import Candidate, Effort, Failure, Query, Replies, Scored, ScoreJob, Turn
+from ..engine.ensemble import Ensemble
+from ..engine.scoring import Scorers
+from ..errors import EnsembleError, MemberError, UsageError, advised
+
+Kind = Literal["choice", "noul", "score"]
+"""Choose a label; yes or no; a level of an ordered scale."""
+INSTRUCTIONS = "Which of the options fits the text?"
+NO_TEXT = "N/A"
+YES, NO = "yes", "no"
+
+
+@dataclass(frozen=True)
+class LabelQuestion:
+    """A question with a fixed set of labels. Use :meth:`choice`, :meth:`yes_or_no` or
+    :meth:`levels` to make one."""
+
+    kind: Kind
+    instructions: str
+    labels: tuple[str, ...]
+    """The labels in the order in which they are listed."""
+    descriptions: tuple[str, ...]
+    """One for each label; empty: none."""
+    texts: tuple[str, ...]
+    """What members answer for each label."""
+
+    @classmethod
+    def choice(cls, labels: Mapping[str, str], instructions: str = INSTRUCTIONS) -> LabelQuestion:
+        """Choose one of these labels, which have descriptions (or empty ones).
+
+        >>> LabelQuestion.choice({"credit_cards": "", "banking": ""}).texts
+        ('banking', 'credit cards')
+        """
+        names = tuple(sorted(labels))
+        texts = tuple(" ".join(name.replace("_", " ").split()) for name in names)
+        if len(set(texts)) < len(names) or not all(texts):
+            texts = names
+        return cls("choice", instructions, names, tuple(labels[name] for name in names), texts)
+
+    @classmethod
+    def yes_or_no(cls, instructions: str, yes: str = "", no: str = "") -> LabelQuestion:
+        """Answer yes or no, with a description of each if they need one."""
+        return cls("noul", instructions, (NO, YES), (no, yes), ("No", "Yes"))
+
+    @classmethod
+    def levels(cls, levels: Sequence[str], instructions: str = INSTRUCTIONS) -> LabelQuestion:
+        """Choose a level of an ordered scale. The labels are the numbers of the levels, from 0."""
+        numbers = tuple(map(str, range(len(levels))))
+        return cls("score", instructions, numbers, ("",) * len(levels), tuple(levels))
+
+    def prompt(self, text: str) -> str:
+        """What members are asked about this text."""
+        options = [
+            f"- {name}: {description}" if description else f"- {name}"
+            for name, description in zip(self.texts, self.descriptions, strict=True)
+        ]
+        listed = "\n".join(options)
+        return (
+            f"{self.instructions}\n\nOptions:\n{listed}\n\n"
+            f"Answer with one of the options and nothing else.\n\nText: {text}"
+        )
+
+    def job(self, text: str) -> ScoreJob:
+        """The job of a member that scores all labels."""
+        query = Query(uuid.uuid4().hex, (Turn("user", self.prompt(text)),))
+        candidates = tuple(Candidate(label, True, ()) for label in self.texts)
+        return ScoreJob(query, (), candidates, thinks=False)
+
+
+def scores_of(reply: Scored) -> tuple[float, ...]:
+    """The score of each label: the sum of its tokens' log-probabilities. The end of the answer
+    counts, unless the member cannot end one.
+
+    >>> scores_of(Scored(((-1.0, -0.5), (-3.0, -math.inf))))
+    (-1.5, -3.0)
+    """
+    return tuple(math.fsum(value for value in row if value > -math.inf) for row in reply.logprobs)
+
+
+@dataclass(frozen=True)
+class LabelCalibration:
+    """How members' scores of one set of labels become probabilities, as fitted to examples."""
+
+    labels: tuple[str, ...]
+    scales: Mapping[str, Scale]
+    """member -> its temperature, and a bias for each label."""
+    weights: Mapping[str, float]
+    examples: int = 0
+    """How many examples it was fitted to."""
+
+    def fits(self, question: LabelQuestion) -> bool:
+        return set(self.labels) == set(question.labels)
+
+    def probabilities(
+        self, question: LabelQuestion, scores: Mapping[str, Sequence[float]]
+    ) -> Probabilities:
+        """The probability of each label of the question, from the scores of each member."""
+        places = [self.labels.index(label) for label in question.labels]
+        rows = {}
+        for name, own in scores.items():
+            scale = self.scales[name]
+            bias = tuple(scale.bias[place] for place in places)
+            rows[name] = Scale(scale.temperature, bias)(own)
+        return averaged(rows, self.weights)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """How probable each label of a question is."""
+
+    question: LabelQuestion
+    probabilities: Mapping[str, float]
+    """label -> its probability."""
+    effort: Effort
+    """What all members together have read for it."""
+
+    @property
+    def label(self) -> str:
+        """The most probable label."""
+        return max(self.probabilities, key=lambda label: self.probabilities[label])
+
+
+Item = tuple[LabelQuestion, str]
+"""A question and the text that it is about."""
+
+
+class Decider:
+    """Members that decide together."""
+
+    def __init__(self, ensemble: Ensemble) -> None:
+        self._scorers = Scorers(ensemble)
+        self._usual: dict[tuple[LabelQuestion, str], tuple[float, ...]] = {}
+        """(question, member) -> its scores of the labels without a text."""
+
+    def decide(
+        self,
+        items: Sequence[Item],
+        calibrations: Sequence[LabelCalibration] = (),
+        settings: Settings | None = None,
+    ) -> list[Decision]:
+        """The decision about each item. All are asked at once."""
+        plan = _Plan(items, calibrations, self._scorers.probes(), self._usual)
+        return plan.decisions(self._scorers.scored(plan.requests, settings or Settings()))
+
+    async def adecide(
+        self,
+        items: Sequence[Item],
+        calibrations: Sequence[LabelCalibration] = (),
+        settings: Settings | None = None,
+    ) -> list[Decision]:
+        """``decide`` for asyncio."""
+        plan = _Plan(items, calibrations, await self._scorers.aprobes(), self._usual)
+        return plan.decisions(await self._scorers.ascored(plan.requests, settings or Settings()))
+
+    def scores(
+        self, items: Sequence[Item], settings: Settings | None = None
+    ) -> list[dict[str, tuple[float, ...]]]:
+        """Each member's scores of every item, as measured. A member that fails is left out."""
+        probes = self._scorers.probes()
+        members = _able(probes)
+        replies = self._scorers.scored(_requests(items, members), settings or Settings())
+        failed = {name: probe for name, probe in probes.items() if isinstance(probe, Failure)}
+        working = _working(members, replies, failed)
+        return [_scores(received, working) for received in replies]
+
+
+class _Plan:
+    """What is asked for some items, and how the replies become decisions."""
+
+    def __init__(
+        self,
+        items: Sequence[Item],
+        calibrations: Sequence[LabelCalibration],
+        probes: Mapping[str, Probe | Failure],
+        usual: dict[tuple[LabelQuestion, str], tuple[float, ...]],
+    ) -> None:
+        self._items = items
+        self._probes = probes
+        self._usual = usual
+        self._members = _able(probes)
+        questions = dict.fromkeys(question for question, _ in items)
+        self._calibrations = {
+            question: _calibration_for(question, calibrations) for question in questions
+        }
+        self._without_text = [question for question in questions if self._needs_usual(question)]
+        """The questions that are also asked without a text."""
+        blank = [(question, NO_TEXT) for question in self._without_text]
+        self.requests = _requests([*items, *blank], self._members)
+
+    def _needs_usual(self, question: LabelQuestion) -> bool:
+        if self._calibrations[question] is not None:
+            return False
+        return any((question, name) not in self._usual for name in self._members)
+
+    def decisions(self, replies: Sequence[Replies]) -> list[Decision]:
+        failed = {name: probe for name, probe in self._probes.items() if isinstance(probe, Failure)}
+        working = _working(self._members, replies, failed)
+        count = len(self._items)
+        for question, received in zip(self._without_text, replies[count:], strict=True):
+            for name, scores in _scores(received, working).items():
+                self._usual[question, name] = scores
+        return [
+            self._decision(question, received, _scores(received, working))
+            for (question, _), received in zip(self._items, replies[:count], strict=True)
+        ]
+
+    def _decision(
+        self,
+        question: LabelQuestion,
+        replies: Replies,
+        scores: Mapping[str, tuple[float, ...]],
+    ) -> Decision:
+        calibration = self._calibrations[question]
+        if calibration is None:
+            rows = {
+                name: softmax(corrected(own, self._usual[question, name]))
+                for name, own in scores.items()
+            }
+            chances = averaged(rows, self._sizes(scores))
+        else:
+            chances = calibration.probabilities(question, scores)
+        effort = Effort()
+        for reply in replies.values():
+            effort += reply.effort
+        return Decision(question, dict(zip(question.labels, chances, strict=True)), effort)
+
+    def _sizes(self, names: Iterable[str]) -> dict[str, float]:
+        """The weights without a calibration: the numbers of parameters, or equal weights if one
+        is unknown."""
+        sizes = {name: float(getattr(self._probes[name], "size", 0)) for name in names}
+        return sizes if all(sizes.values()) else dict.fromkeys(sizes, 1.0)
+
+
+def _requests(items: Sequence[Item], members: Sequence[str]) -> list[dict[str, ScoreJob]]:
+    return [dict.fromkeys(members, question.job(text)) for question, text in items]
+
+
+def _scores(replies: Replies, members: Sequence[str]) -> dict[str, tuple[float, ...]]:
+    """Each member's scores of the labels."""
+    scores = {}
+    for name in members:
+        reply = replies[name]
+        assert isinstance(reply, Scored)
+        scores[name] = scores_of(reply)
+    return scores
+
+
+def _able(probes: Mapping[str, Probe | Failure]) -> list[str]:
+    """The members that loaded. An error if a member cannot score, or if one did not load because
+    of a mistake of the caller."""
+    able = []
+    for name, probe in probes.items():
+        if isinstance(probe, Failure):
+            if isinstance(probe.cause, UsageError):
+                raise probe.cause
+            continue
+        if not probe.scores:
+            error = UsageError(f"{name} cannot decide, because it cannot score texts")
+            advice = (
+                "use members in this process, or on a vLLM or llama.cpp server; providers' chat "
+                "models have no scores"
+            )
+            raise advised(error, advice)
+        able.append(name)
+    return able
+
+
+def _working(
+    members: Sequence[str], replies: Sequence[Replies], failed: Mapping[str, Failure]
+) -> list[str]:
+    """The members that replied to everything. A warning for each of the others, and an error if
+    none is left. ``failed``: those that did not load."""
+    failures = dict(failed)
+    for received in replies:
+        for name, reply in received.items():
+            if isinstance(reply, Failure):
+                failures.setdefault(name, reply)
+    working = [name for name in members if name not in failures]
+    if not working:
+        raise _none_left(failures)
+    for name, failure in failures.items():
+        warnings.warn(
+            f"{name} takes no part in a decision ({failure.kind}): {failure.message}",
+            stacklevel=2,
+        )
+    return working
+
+
+def _none_left(failures: Mapping[str, Failure]) -> EnsembleError:
+    errors = []
+    for name, failure in failures.items():
+        error = MemberError(failure.message, member=name, kind=failure.kind)
+        error.__cause__ = failure.cause
+        errors.append(error)
+    reasons = "; ".join(f"{error.member} ({error.kind}): {error}" for error in errors)
+    wrong = EnsembleError(f"no member is left to decide: {reasons}", failures=tuple(errors))
+    if {error.kind for error in errors} == {"overflow"}:
+        return advised(wrong, OVERFLOW)
+    return wrong
+
+
+def _calibration_for(
+    question: LabelQuestion, calibrations: Sequence[LabelCalibration]
+) -> LabelCalibration | None:
+    for calibration in calibrations:
+        if calibration.fits(question):
+            return calibration
+    if calibrations:
+        warnings.warn(
+            f"the calibration has no labels {', '.join(question.labels)}: the question is answered "
+            "without it",
+            stacklevel=2,
+        )
+    return None

@@ -1,0 +1,41 @@
+"""``langchain-specfuse doctor --decisions FILE``: fit how these members decide to labelled
+examples."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TextIO
+
+from ..core.options import Settings
+from ..errors import amount
+from .choices import ensemble_of, options_of, say
+
+
+def run(arguments: argparse.Namespace, calibration: str | None, out: TextIO) -> bool:
+    """Fit, print how good the probabilities are, and write the calibration to this file."""
+    from ..chat.label_calibrations import write_labels
+    from ..evaluation.decisions import examples_of, fitted_to, text_of
+    from ..show.terminal import visible
+
+    examples = examples_of(arguments.decisions)
+    settings = Settings(**options_of(arguments))
+    ensemble = ensemble_of(arguments)
+    count = len(examples.texts)
+    if not arguments.quiet:
+        say(f"{amount(count, 'example')}, {len(examples.question.labels)} labels")
+
+    def watch(done: int, whole: int) -> None:
+        if not arguments.quiet:
+            print(f"\r{done} of {whole}", end="", file=sys.stderr, flush=True)
+
+    fitted = fitted_to(examples, ensemble, settings, watch=watch)
+    if not arguments.quiet:
+        print(file=sys.stderr)
+    if calibration:
+        write_labels(Path(calibration), fitted.calibration)
+    content = json.dumps(fitted.as_dict()) if arguments.json else visible(text_of(fitted))
+    print(content, file=out)
+    return True

@@ -1,0 +1,103 @@
+"""Ask members how probable texts are, without an answer that is written.
+
+Each request has one score job per member. It goes through the workers like the jobs of an answer:
+jobs of several requests that wait for a member at the same time share a batch, and what members
+keep for a request is freed when the request is over or cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+from ..core.member import Probe
+from ..core.options import Settings
+from ..core.values import Ask, Failure, Replies, ScoreJob
+from .drive import Admission, Run
+from .ensemble import Ensemble
+
+Jobs = Mapping[str, ScoreJob]
+"""member -> its job."""
+
+
+class Scorers:
+    """Members that score texts. A member that cannot be loaded does not disturb the others; it is
+    loaded again for the next request."""
+
+    def __init__(self, ensemble: Ensemble) -> None:
+        self.members = ensemble.members
+        self._admission = Admission()
+        # one ensemble per member, because an ensemble loads all of its members or none
+        self._alone = {name: Ensemble([member]) for name, member in self.members.items()}
+
+    def probes(self) -> dict[str, Probe | Failure]:
+        """What each member can do. Loads those that are not loaded."""
+        loading = {name: ensemble.loaded() for name, ensemble in self._alone.items()}
+        return {name: _probe(name, future) for name, future in loading.items()}
+
+    async def aprobes(self) -> dict[str, Probe | Failure]:
+        """``probes`` for asyncio."""
+        loading = {name: ensemble.loaded() for name, ensemble in self._alone.items()}
+        waiting = [asyncio.wrap_future(future) for future in loading.values()]
+        await asyncio.gather(*waiting, return_exceptions=True)
+        return {name: _probe(name, future) for name, future in loading.items()}
+
+    def scored(self, requests: Sequence[Jobs], settings: Settings) -> list[Replies]:
+        """The replies to each request. All requests are asked at once."""
+        futures, runs = self._runs(requests, settings)
+        try:
+            for run in runs:
+                run.start()
+            return [future.result() for future in futures]
+        finally:
+            for run in runs:
+                run.cancel()
+
+    async def ascored(self, requests: Sequence[Jobs], settings: Settings) -> list[Replies]:
+        """``scored`` for asyncio."""
+        futures, runs = self._runs(requests, settings)
+        try:
+            for run in runs:
+                run.start()
+            return await asyncio.gather(*map(asyncio.wrap_future, futures))
+        finally:
+            for run in runs:
+                run.cancel()
+
+    def _runs(
+        self, requests: Sequence[Jobs], settings: Settings
+    ) -> tuple[list[Future[Replies]], list[Run]]:
+        futures: list[Future[Replies]] = []
+        runs = []
+        for jobs in requests:
+            future: Future[Replies] = Future()
+            future.set_running_or_notify_cancel()
+            received: list[Replies] = []
+            loop: Any = _asked(jobs, received)
+            sink = partial(_finish, future, received)
+            runs.append(Run(loop, self.members, settings, self._admission, sink))
+            futures.append(future)
+        return futures, runs
+
+
+def _asked(jobs: Jobs, received: list[Replies]) -> Generator[Ask, Replies, None]:
+    """A loop with a single question to its members."""
+    received.append((yield Ask(jobs, 1)))
+
+
+def _finish(future: Future[Replies], received: Sequence[Replies], last: Any) -> None:
+    """The last thing that a run says: None if all members have replied, otherwise an error."""
+    if isinstance(last, BaseException):
+        future.set_exception(last)
+    else:
+        future.set_result(received[0])
+
+
+def _probe(name: str, future: Future[dict[str, Probe]]) -> Probe | Failure:
+    try:
+        return future.result()[name]
+    except Exception as error:
+        return Failure.of(error)

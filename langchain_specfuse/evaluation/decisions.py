@@ -1,0 +1,238 @@
+"""Fits how members decide to labelled examples: a bias per label and a temperature for each member,
+and the members' weights. Says how good their probabilities are before and after.
+
+Numbers after the fit are cross-validated: each example is predicted by a fit to others.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..chat.labelling import (
+    INSTRUCTIONS,
+    NO,
+    NO_TEXT,
+    YES,
+    Decider,
+    LabelCalibration,
+    LabelQuestion,
+)
+from ..core.labels import (
+    Probabilities,
+    Scale,
+    accuracy,
+    averaged,
+    brier,
+    calibration_error,
+    corrected,
+    fit,
+    log_loss,
+)
+from ..core.options import Settings
+from ..engine.ensemble import Ensemble
+from ..errors import UsageError, advised, amount
+from .running import AT_ONCE
+from .tasks import json_lines
+
+FEWEST = 20
+"""Examples."""
+EXAMPLE = 'one object per line: {"input": "I was charged twice", "label": "billing"}'
+TOGETHER = "together"
+
+
+@dataclass(frozen=True, slots=True)
+class Examples:
+    """A question, and texts with their right labels."""
+
+    question: LabelQuestion
+    texts: tuple[str, ...]
+    labels: tuple[int, ...]
+    """For each text, the place of its label in the question's labels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """How good the probabilities of a system are."""
+
+    system: str
+    calibrated: bool
+    accuracy: float
+    log_loss: float
+    brier: float
+    calibration_error: float
+
+    @classmethod
+    def of(
+        cls,
+        system: str,
+        rows: Sequence[Probabilities],
+        labels: Sequence[int],
+        *,
+        calibrated: bool,
+    ) -> Quality:
+        """The quality of these probabilities. ``labels``: the right ones."""
+        measures = (measure(rows, labels) for measure in (accuracy, log_loss, brier))
+        return cls(system, calibrated, *measures, calibration_error(rows, labels))
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """A calibration, and what it changes."""
+
+    question: LabelQuestion
+    calibration: LabelCalibration
+    best: str
+    """The member with the lowest log loss after calibration."""
+    qualities: tuple[Quality, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fit as plain JSON."""
+        return {
+            "labels": list(self.question.labels),
+            "examples": self.calibration.examples,
+            "best": self.best,
+            "weights": dict(self.calibration.weights),
+            "systems": [asdict(quality) for quality in self.qualities],
+        }
+
+
+def examples_of(path: str | Path) -> Examples:
+    """The examples of a JSONL file: ``input`` and ``label``.
+
+    Labels are texts; true and false (or "yes" and "no") for a question with a probability of yes;
+    or the levels of a scale, from 0. One line or all may also have the question's ``instructions``
+    and ``criteria``, as in LangChain's questions.
+    """
+    texts: list[str] = []
+    labels: list[str] = []
+    about: dict[str, Any] = {}
+    for number, line in json_lines(path):
+        where = f"{path}:{number}"
+        text, label = line.get("input"), line.get("label")
+        if not isinstance(text, str) or not text.strip():
+            error = UsageError(f"{where}: input must be a text, got {text!r:.80}")
+            raise advised(error, EXAMPLE)
+        if not isinstance(label, str | bool | int) or label == "":
+            error = UsageError(f"{where}: label must be a text, got {label!r:.80}")
+            raise advised(error, EXAMPLE)
+        for key in ("instructions", "criteria"):
+            if key in line and about.setdefault(key, line[key]) != line[key]:
+                raise advised(
+                    UsageError(f"{where}: its {key} differ from those of an earlier line"),
+                    "fit each question to a file of its own",
+                )
+        texts.append(text)
+        labels.append(_label(label))
+    if len(texts) < FEWEST:
+        error = UsageError(f"{path}: a fit needs at least {FEWEST} examples, got {len(texts)}")
+        raise advised(error, "a hundred or more are better")
+    question = _question(path, labels, about)
+    unknown = sorted(set(labels) - set(question.labels))
+    if unknown:
+        error = UsageError(f"{path}: the criteria have no {', '.join(map(repr, unknown))}")
+        raise advised(error, f"the labels are {', '.join(question.labels)}")
+    places = tuple(question.labels.index(label) for label in labels)
+    return Examples(question, tuple(texts), places)
+
+
+def _label(value: str | bool | int) -> str:
+    """
+    >>> _label(True), _label(2), _label("billing")
+    ('yes', '2', 'billing')
+    """
+    if isinstance(value, bool):
+        return YES if value else NO
+    return str(value)
+
+
+def _question(path: str | Path, labels: Sequence[str], about: Mapping[str, Any]) -> LabelQuestion:
+    found = Counter(labels)
+    if len(found) < 2:
+        error = UsageError(f"{path}: every example has the label {labels[0]!r}")
+        raise advised(error, "a fit needs examples of at least two labels")
+    instructions = about.get("instructions", INSTRUCTIONS)
+    criteria = about.get("criteria")
+    if not isinstance(instructions, str) or not instructions.strip():
+        error = UsageError(f"{path}: instructions must be a text, got {instructions!r:.80}")
+        raise advised(error, "for example 'Which team should handle this request?'")
+    if isinstance(criteria, list) and len(criteria) > 1:
+        return LabelQuestion.levels([str(level) for level in criteria], instructions)
+    if criteria is not None and not isinstance(criteria, Mapping):
+        error = UsageError(f"{path}: criteria must be an object or a list, got {criteria!r:.80}")
+        raise advised(error, 'for example {"billing": "payments and invoices", "other": null}')
+    criteria = criteria or {}
+    described = {str(name): "" if text is None else str(text) for name, text in criteria.items()}
+    if set(found) == {YES, NO}:
+        yes = described.get(YES, described.get("true", ""))
+        no = described.get(NO, described.get("false", ""))
+        return LabelQuestion.yes_or_no(instructions, yes, no)
+    return LabelQuestion.choice(described or dict.fromkeys(found, ""), instructions)
+
+
+def fitted_to(
+    examples: Examples,
+    ensemble: Ensemble,
+    settings: Settings | None = None,
+    *,
+    watch: Callable[[int, int], None] | None = None,
+) -> Fitted:
+    """Let every member score every example, and fit. ``watch`` is called with the number of
+    examples that are done, and of all."""
+    decider = Decider(ensemble)
+    scores: dict[str, list[tuple[float, ...]]] = {}
+    texts = (*examples.texts, NO_TEXT)
+    for start in range(0, len(texts), AT_ONCE):
+        part = [(examples.question, text) for text in texts[start : start + AT_ONCE]]
+        for received in decider.scores(part, settings):
+            for name, row in received.items():
+                scores.setdefault(name, []).append(row)
+        if watch is not None:
+            watch(min(start + AT_ONCE, len(examples.texts)), len(examples.texts))
+    return fitted_scores(examples, scores)
+
+
+def fitted_scores(examples: Examples, scores: Mapping[str, Sequence[tuple[float, ...]]]) -> Fitted:
+    """The fit to scores: member -> its scores of each example, and at last those without a text."""
+    labels = examples.labels
+    complete = {name: rows for name, rows in scores.items() if len(rows) == len(labels) + 1}
+    own = {name: rows[:-1] for name, rows in complete.items()}
+    result = fit(own, labels)
+    calibration = LabelCalibration(
+        examples.question.labels, result.scales, result.weights, len(labels)
+    )
+    qualities = []
+    for name, rows in complete.items():
+        raw = [Scale()(corrected(row, rows[-1])) for row in rows[:-1]]
+        qualities.append(Quality.of(name, raw, labels, calibrated=False))
+        qualities.append(Quality.of(name, result.held_out[name], labels, calibrated=True))
+    together = [
+        averaged({name: result.held_out[name][i] for name in own}, result.weights)
+        for i in range(len(labels))
+    ]
+    qualities.append(Quality.of(TOGETHER, together, labels, calibrated=True))
+    return Fitted(examples.question, calibration, result.best, tuple(qualities))
+
+
+def text_of(fitted: Fitted) -> str:
+    """The fit as text."""
+    return "\n".join(_lines(fitted))
+
+
+def _lines(fitted: Fitted) -> Iterator[str]:
+    count = amount(fitted.calibration.examples, "example")
+    yield f"{len(fitted.question.labels)} labels, {count}; calibrated rows are cross-validated"
+    width = max(len(quality.system) for quality in fitted.qualities)
+    head = f"{'':{width}}  {'':10}  accuracy  log loss  Brier  calibration error"
+    yield head
+    for quality in fitted.qualities:
+        kind = "calibrated" if quality.calibrated else "raw"
+        yield (
+            f"{quality.system:{width}}  {kind:10}  {quality.accuracy:8.3f}  "
+            f"{quality.log_loss:8.3f}  {quality.brier:5.3f}  {quality.calibration_error:17.3f}"
+        )
+    weights = fitted.calibration.weights.items()
+    yield "weights: " + ", ".join(f"{name} {weight:.2f}" for name, weight in weights)

@@ -1,0 +1,269 @@
+"""The decision model, with scripted members."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+
+from langchain_specfuse import EnsembleError, ScriptedMember, UsageError
+
+decisions = pytest.importorskip("langchain_core.decisions")
+
+from langchain_core.messages import AIMessage, HumanMessage  # noqa: E402
+
+from langchain_specfuse import SpecFuseDecisionModel  # noqa: E402
+
+Choice, Noul, Score = decisions.Choice, decisions.Noul, decisions.Score
+TEAMS = {"billing": "payments", "tech_support": "bugs", "sales": None}
+
+
+def says(*rules, name=None, otherwise="nothing", **options):
+    """A member that answers with the label of the first word that the text contains."""
+
+    def script(query):
+        text = query.turns[-1].text.rpartition("Text: ")[2]
+        return next((label for word, label in rules if word in text), otherwise)
+
+    return ScriptedMember(script, name=name, **options)
+
+
+def knows(name="knows", **options):
+    return says(("paid", "billing"), ("crash", "tech support"), name=name, **options)
+
+
+class Failing(ScriptedMember):
+    def score(self, jobs):
+        raise RuntimeError("out of order")
+
+
+def team(model, text="I paid twice", criteria=None):
+    question = Choice(instructions="Which team?", criteria=criteria or TEAMS)
+    return model.invoke({"state": text, "questions": {"team": question}}).choices["team"]
+
+
+def test_a_choice_has_a_probability_for_each_label():
+    model = SpecFuseDecisionModel(members=[knows()])
+    answer = team(model)
+    assert answer.choice == "billing"
+    assert list(answer.probabilities) == list(TEAMS)
+    assert sum(answer.probabilities.values()) == pytest.approx(1.0)
+    assert answer.confidence == answer.probabilities["billing"] > 0.8
+    assert team(model, "it crashes").choice == "tech_support"
+
+
+def test_the_order_of_the_labels_changes_no_probability():
+    model = SpecFuseDecisionModel(members=[knows(), says(("paid", "sales"), name="other")])
+    answers = [
+        team(model, criteria=dict(order)).probabilities
+        for order in itertools.permutations(TEAMS.items())
+    ]
+    for answer in answers:
+        assert {k: answer[k] for k in sorted(answer)} == pytest.approx(
+            {k: answers[0][k] for k in sorted(answer)}, abs=1e-9
+        )
+
+
+def test_a_label_that_a_member_prefers_without_a_text_has_no_advantage():
+    prejudiced = says(name="prejudiced", otherwise="billing")
+    answer = team(SpecFuseDecisionModel(members=[prejudiced]), "hello")
+    assert list(answer.probabilities.values()) == pytest.approx([1 / 3] * 3)
+
+
+def test_yes_or_no_gives_the_probability_of_yes():
+    member = says(("down", "Yes"), ("thanks", "No"))
+    model = SpecFuseDecisionModel(members=[member])
+    question = {"urgent": Noul(instructions="Is it urgent?")}
+    assert model.invoke({"state": "it is down", "questions": question}).nouls["urgent"].noul > 0.8
+    assert model.invoke({"state": "thanks!", "questions": question}).nouls["urgent"].noul < 0.2
+
+
+def test_a_score_is_the_expected_level_of_its_rubric():
+    rubric = ["calm", "concerned", "very angry"]
+    member = says(("!!", "very angry"), ("hm", "concerned"), otherwise="calm")
+    model = SpecFuseDecisionModel(members=[member])
+    question = {"mood": Score(instructions="How angry?", criteria=rubric)}
+    angry = model.invoke({"state": "now!!", "questions": question}).scores["mood"]
+    concerned = model.invoke({"state": "hm", "questions": question}).scores["mood"]
+    assert angry.legend == dict(enumerate(rubric))
+    assert angry.score > concerned.score
+    expected = sum(level * chance for level, chance in angry.probabilities.items())
+    assert angry.score == pytest.approx(expected)
+
+
+async def test_several_questions_at_once_have_the_same_answers_async_and_in_a_batch():
+    model = SpecFuseDecisionModel(members=[knows()])
+    questions = {
+        "team": Choice(instructions="Which team?", criteria=TEAMS),
+        "paid": Noul(instructions="Was something paid?"),
+    }
+    request = {"state": "I paid twice", "questions": questions}
+    sync = model.invoke(request).answers
+    assert list(sync) == ["team", "paid"]
+    assert (await model.ainvoke(request)).answers == sync
+    assert [response.answers for response in model.batch([request] * 3)] == [sync] * 3
+
+
+def test_a_member_that_fails_is_left_out_with_a_warning():
+    model = SpecFuseDecisionModel(members=[Failing("billing", name="broken"), knows()])
+    with pytest.warns(UserWarning, match="broken takes no part in a decision.*out of order"):
+        together = team(model)
+    alone = team(SpecFuseDecisionModel(members=[knows("alone")]))
+    assert together.probabilities == pytest.approx(alone.probabilities)
+
+
+def test_without_a_working_member_the_error_names_each_failure():
+    model = SpecFuseDecisionModel(members=[Failing("x", name="a"), Failing("x", name="b")])
+    with pytest.raises(EnsembleError, match=r"a \(error\).*b \(error\)") as caught:
+        team(model)
+    assert len(caught.value.failures) == 2
+
+
+def test_a_member_that_cannot_score_is_refused():
+    model = SpecFuseDecisionModel(members=[ScriptedMember("x", name="mute", draft_only=True)])
+    with pytest.raises(UsageError, match="mute cannot decide") as caught:
+        team(model)
+    assert "vLLM or llama.cpp" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        (HumanMessage("I paid twice"), "I paid twice"),
+        ([HumanMessage("I paid"), AIMessage("When?")], "human: I paid\nai: When?"),
+        ({"note": "I paid", "at": 7}, '{"note": "I paid", "at": 7}'),
+        (
+            {"last": HumanMessage("I paid")},
+            '{"last": {"role": "human", "content": "I paid"}}',
+        ),
+    ],
+)
+def test_members_read_messages_and_structured_state_as_text(state, expected):
+    seen = []
+
+    def script(query):
+        seen.append(query.turns[-1].text.rpartition("Text: ")[2])
+        return "billing"
+
+    team(SpecFuseDecisionModel(members=[ScriptedMember(script)]), state)
+    assert expected in seen
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        HumanMessage([{"type": "image", "url": "https://example.org/a.png"}]),
+        {"scan": {"type": "image", "url": "https://example.org/a.png"}},
+    ],
+)
+def test_images_are_refused(state):
+    with pytest.raises(UsageError, match="image"):
+        team(SpecFuseDecisionModel(members=[knows()]), state)
+
+
+def test_questions_about_places_in_images_are_refused():
+    model = SpecFuseDecisionModel(members=[knows()])
+    with pytest.raises(UsageError, match="must be a Choice, a Noul or a Score, got Box"):
+        model.invoke({"state": "a", "questions": {"b": decisions.Box(instructions="the cat")}})
+
+
+# --- calibration ----------------------------------------------------------------------------------
+
+
+def written(path, members=("knows",), labels=("billing", "sales", "tech_support"), **bias):
+    data = {
+        "labels": list(labels),
+        "members": list(members),
+        "temperature": dict.fromkeys(members, 1.0),
+        "bias": {name: {label: bias.get(label, 0.0) for label in labels} for name in members},
+        "weights": dict.fromkeys(members, 1.0),
+    }
+    path.write_text(json.dumps({"specfuse_calibration": 1, "decisions": [data]}))
+    return path
+
+
+def test_a_calibration_adds_its_bias(tmp_path):
+    path = written(tmp_path / "c.json", sales=50.0)
+    model = SpecFuseDecisionModel(members=[knows()], calibration=path)
+    assert team(model).choice == "sales"
+    assert model.calibration == str(path)
+
+
+def test_a_changed_calibration_is_read_again(tmp_path):
+    path = written(tmp_path / "c.json", sales=50.0)
+    model = SpecFuseDecisionModel(members=[knows()], calibration=path)
+    assert team(model).choice == "sales"
+    written(path, tech_support=50.0)
+    assert team(model).choice == "tech_support"
+
+
+def test_weights_decide_how_much_a_member_counts(tmp_path):
+    path = written(tmp_path / "c.json", members=("knows", "other"))
+    data = json.loads(path.read_text())
+    members = [knows(), says(("paid", "sales"), name="other")]
+    for weights, winner in (((1.0, 0.1), "billing"), ((0.1, 1.0), "sales")):
+        data["decisions"][0]["weights"] = dict(zip(("knows", "other"), weights, strict=True))
+        path.write_text(json.dumps(data))
+        model = SpecFuseDecisionModel(members=members, calibration=str(path))
+        assert team(model).choice == winner
+
+
+def test_other_labels_are_decided_without_the_calibration_and_with_a_warning(tmp_path):
+    path = written(tmp_path / "c.json", sales=50.0)
+    model = SpecFuseDecisionModel(members=[knows()], calibration=path)
+    with pytest.warns(UserWarning, match="the calibration has no labels billing, sales"):
+        answer = team(model, criteria={"billing": None, "sales": None})
+    assert answer.choice == "billing"
+
+
+def test_a_calibration_of_other_members_is_refused(tmp_path):
+    path = written(tmp_path / "c.json", members=("stranger",))
+    with pytest.raises(UsageError, match=r"was made for stranger, but the members are knows"):
+        SpecFuseDecisionModel(members=[knows()], calibration=path)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"decisions": [{"labels": ["a"]}]}'])
+def test_a_file_without_decisions_is_refused_with_the_command_that_writes_one(tmp_path, content):
+    path = tmp_path / "c.json"
+    path.write_text(content)
+    with pytest.raises(UsageError, match="cannot be read") as caught:
+        SpecFuseDecisionModel(members=[knows()], calibration=path)
+    assert "doctor --decisions" in caught.value.__notes__[0]
+
+
+# --- in an agent ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def agent():
+    middleware = pytest.importorskip("langchain.agents.middleware")
+    if not hasattr(middleware, "ModelRouterMiddleware"):
+        pytest.skip("this langchain has no ModelRouterMiddleware")
+    from langchain.agents import create_agent
+
+    from langchain_specfuse import SpecFuseChatModel
+
+    def model(text):
+        return SpecFuseChatModel(members=[ScriptedMember(text)])
+
+    choice = middleware.ModelChoice
+    classifier = SpecFuseDecisionModel(members=[says(("sum", "maths"), otherwise="chat")])
+    router = middleware.ModelRouterMiddleware(
+        choices={
+            "maths": choice(model=model("It is 5."), criteria="Calculations."),
+            "chat": choice(model=model("Hello!"), criteria="Anything else."),
+        },
+        instructions="Which model answers best?",
+        classifier=classifier,
+    )
+    return create_agent(model("unused"), middleware=[router])
+
+
+@pytest.mark.filterwarnings("ignore::langchain_core._api.beta_decorator.LangChainBetaWarning")
+async def test_the_router_middleware_of_langchain_asks_the_chosen_model(agent):
+    question = {"messages": [HumanMessage("What is the sum of 2 and 3?")]}
+    result = agent.invoke(question)
+    assert result["messages"][-1].text == "It is 5."
+    assert result["model_route"].choice == "maths"
+    assert (await agent.ainvoke(question))["messages"][-1].text == "It is 5."
