@@ -1,15 +1,17 @@
 """Read and write calibration files, in which the doctor records which member should lead on the
 user's own questions, and which use of the others helps.
 
-``langchain-specfuse doctor --profile FILE`` writes a file.
+``langchain-specfuse doctor --calibration FILE`` writes a file.
 ``SpecFuseChatModel(calibration="FILE")`` applies it to the options that the user did not choose.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -19,13 +21,18 @@ from pydantic import TypeAdapter, ValidationError
 
 from ..core.options import METHODS, Method
 from ..core.results import FUSE, RESULTS
+from ..core.routing import N_GRAMS, Router, question_text
+from ..core.values import Turn
 from ..errors import UsageError, advised
+from .routing import Routing, check_embeddings, routed
 
 if TYPE_CHECKING:
     from .options import Options
 
-FORMAT = 1
-ADVICE = "write one with: langchain-specfuse doctor --prompts FILE --profile FILE"
+FORMAT = 2
+ADVICE = "write one with: langchain-specfuse doctor --prompts FILE --calibration FILE"
+ROUTER = "router"
+"""The name of the way in which each question has its own lead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +72,10 @@ class Calibration:
     """Voting weights to begin with."""
     leads: bool = True
     """False if all members vote as equals."""
+    router: Router | None = None
+    """Chooses the lead of each question; None unless ``use`` is ``router``."""
+    decisions: Mapping[str, Any] | None = None
+    """What :class:`.SpecFuseDecisionModel` reads."""
 
     def as_dict(self) -> dict[str, Any]:
         """The calibration as plain JSON, in which infinity is the text ``inf``."""
@@ -72,11 +83,30 @@ class Calibration:
         for option, value in method.items():
             if value == math.inf:
                 method[option] = str(value)
-        return {"specfuse_calibration": FORMAT, **asdict(self), "method": method}
+        router = self.router and self.router.as_dict()
+        return {"specfuse_calibration": FORMAT, **asdict(self), "method": method, "router": router}
+
+    def lead_for(self, turns: Iterable[Turn], embeddings: Any = None) -> Routing:
+        """Who leads the answer to this conversation, and why. ``embeddings``: those that the router
+        was made with, if it was."""
+        if not self.leads:
+            return Routing(None, "vote")
+        if self.router is None:
+            return Routing(self.lead, "calibration", self.members)
+        return routed(self.router, question_text(turns), embeddings)
+
+    @property
+    def lead_id(self) -> str:
+        """A text that differs between calibrations that may let different members lead."""
+        content = [self.lead, self.leads, self.router and self.router.as_dict()]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
     def save(self, path: str | Path) -> None:
-        """Write the calibration to a JSON file."""
-        Path(path).write_text(json.dumps(self.as_dict(), indent=1) + "\n", encoding="utf-8")
+        """Write the calibration to a JSON file, with a line for each row of the router's
+        weights."""
+        text = json.dumps(self.as_dict(), indent=1)
+        text = _NUMBERS.sub(lambda numbers: f"[{' '.join(numbers[1].split())}]", text)
+        Path(path).write_text(text + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | Path) -> Calibration:
@@ -91,7 +121,12 @@ class Calibration:
     def _validated(cls, data: Any) -> Calibration:
         """The calibration with these data. Raises ``ValueError``, ``TypeError`` or ``KeyError`` if
         they are not those of a calibration."""
-        if not isinstance(data, dict) or data.pop("specfuse_calibration", None) != FORMAT:
+        version = data.pop("specfuse_calibration", None) if isinstance(data, dict) else None
+        if version == 1:
+            raise ValueError(
+                "it has format 1, in which the default method let the others correct the lead"
+            )
+        if version != FORMAT:
             raise ValueError("it is not a calibration file of this version")
         for option, value in data["method"].items():
             if value == "inf":
@@ -102,10 +137,25 @@ class Calibration:
             raise ValueError(
                 f"result must be one of {', '.join((*RESULTS, FUSE))}, got {calibration.result!r}"
             )
+        if calibration.router:
+            _check_router(calibration.router, calibration.members)
         return calibration
 
 
 _ADAPTER = TypeAdapter(Calibration)
+_NUMBERS = re.compile(r"\[\n([-+.\de,\n ]+)\]")
+"""A list of numbers in indented JSON. The text of a value contains no line break."""
+
+
+def _check_router(router: Router, members: Iterable[str]) -> None:
+    """Raise ``ValueError`` for a router that cannot predict for these members."""
+    features = "embeddings" if router.embeddings else N_GRAMS
+    if router.features != features:
+        raise ValueError(f"its router has the features {router.features!r}, not {features!r}")
+    if set(router.shares) != set(members):
+        raise ValueError("its router was made for other members")
+    if any(len(row) != len(router.shares) for row in router.weights.values()):
+        raise ValueError("its router must have a weight for each member in each row")
 
 
 def _unreadable(path: str | Path, reason: object) -> UsageError:
@@ -119,24 +169,43 @@ def _read(path: str, modified_ns: int) -> Calibration:
     return Calibration.load(path)
 
 
-def changes_for(call: Options, writers: Sequence[str]) -> dict[str, Any]:
-    """The options that the call's calibration file decides, because the user did not choose
-    them."""
-    path = call.calibration
-    assert path
+@lru_cache(maxsize=16)
+def _lead_id(path: str, modified_ns: int) -> str:
+    return _read(path, modified_ns).lead_id
+
+
+def _modified_ns(path: str) -> int:
     try:
-        calibration = _read(path, Path(path).stat().st_mtime_ns)
+        return Path(path).stat().st_mtime_ns
     except OSError as error:
         raise _unreadable(path, error) from error
+
+
+def calibration_of(call: Options) -> Calibration:
+    """What the call's calibration file contains. It must fit the members that write, and the
+    embeddings."""
+    path = call.calibration
+    assert path
+    calibration = _read(path, _modified_ns(path))
+    writers = call.names[: len(call.members)]
     if set(calibration.members) != set(writers):
         foreign = UsageError(
             f"calibration {path!r} was made for {', '.join(calibration.members)}, but the members "
             f"are {', '.join(writers)}"
         )
         raise advised(foreign, "calibrate these members, or leave calibration out")
+    if calibration.router and calibration.router.embeddings:
+        check_embeddings(calibration.router.embeddings, call.embeddings)
+    return calibration
+
+
+def changes_for(call: Options) -> dict[str, Any]:
+    """The options that the call's calibration file decides for all questions, because the user did
+    not choose them. Who leads is decided for each question: see :func:`routing_for`."""
+    calibration = calibration_of(call)
     changes: dict[str, Any] = {}
-    if call.lead == "auto" and call.method.margin is not None:
-        changes["lead"] = calibration.lead if calibration.leads else None
+    if call.lead == "auto" and not calibration.leads:
+        changes["lead"] = None
     if call.method == METHODS["robust"] and call.lead in ("auto", calibration.lead):
         changes["method"] = Method.named("robust", **calibration.method)
     if calibration.result and call.segment == "draft" and call.result is None:
@@ -144,3 +213,24 @@ def changes_for(call: Options, writers: Sequence[str]) -> dict[str, Any]:
     if calibration.prior and call.prior is None:
         changes["prior"] = dict(calibration.prior)
     return changes
+
+
+def lead_id_of(call: Options) -> str | None:
+    """``Calibration.lead_id``, if the call's calibration file decides who leads."""
+    if not _decides_lead(call):
+        return None
+    assert call.calibration
+    return _lead_id(call.calibration, _modified_ns(call.calibration))
+
+
+def routing_for(call: Options, turns: Iterable[Turn]) -> Routing | None:
+    """Who leads this answer, if the call's calibration file decides that."""
+    if not _decides_lead(call):
+        return None
+    return calibration_of(call).lead_for(turns, call.embeddings)
+
+
+def _decides_lead(call: Options) -> bool:
+    """Whether there is a calibration file, and the user chose neither the lead nor a method without
+    one."""
+    return bool(call.calibration) and call.lead == "auto" and call.method.margin is not None

@@ -38,6 +38,7 @@ from . import members as _members
 from . import messages as _messages
 from . import shape as _shape
 from . import structured as _structured
+from .calibration import lead_id_of
 from .call_text import Splitter, marked, reason_of
 from .chunks import AnswerChunks
 from .errors import langchain_errors
@@ -46,6 +47,7 @@ from .options import NOT_FOR_A_CALL, Call, Options, translated_fields
 from .question import Question, aloaded, loaded, warn_where_votes_decide_nothing
 from .references import is_spec, names_of
 from .report import Report, RunScope
+from .routing import name_of
 from .schemas import openai_tools
 
 MAX_THREADS = 256
@@ -65,12 +67,13 @@ _ELSEWHERE = frozenset(
 
 class _IsSerializable:
     """Makes ``is_lc_serializable`` depend on the object: it can be written as JSON if its members
-    are names and it has no checks. The class alone cannot tell."""
+    are names and it has neither checks nor embeddings. The class alone cannot tell."""
 
     def __get__(self, model: SpecFuseChatModel | None, owner: type) -> Callable[[], bool]:
         return lambda: (
             model is not None
             and not model.checks
+            and model.embeddings is None
             and all(map(is_spec, [*model.members, *(model.verifiers or ())]))
         )
 
@@ -100,7 +103,8 @@ class SpecFuseChatModel(Options, BaseChatModel):
     >>> llm.invoke("How is the sky?").text
     'The sky is blue.'
 
-    All fields but ``calibration``, ``streaming`` and LangChain's own can be chosen for a call too:
+    All fields but ``calibration``, ``embeddings``, ``streaming`` and LangChain's own can be chosen
+    for a call too:
     ``llm.invoke(question, temperature=0.7)``, ``llm.bind(stop=["\\n"])``, ``configurable_fields``.
     Members are shared: two chat models that name the same member use one copy of its weights.
     """
@@ -205,6 +209,7 @@ class SpecFuseChatModel(Options, BaseChatModel):
             verifiers=question.verifiers,
             method=call.method,
             checks=[check.name for check in call.checks],
+            routing=question.who_leads(probes),
         )
         chunks = AnswerChunks(
             report.summary,
@@ -428,6 +433,7 @@ class SpecFuseChatModel(Options, BaseChatModel):
             "verifiers": identities[drafting:],
             "method": _plain(call.method),
             **_without_address(others),
+            "calibration": lead_id_of(call),
             # Not "stop": LangChain writes the call's own stop strings under that name.
             "default_stop": call.stop,
             "output_version": self.output_version,
@@ -511,7 +517,9 @@ class SpecFuseChatModel(Options, BaseChatModel):
     def __repr_args__(self) -> Any:
         yield "members", names_of(self.members)
         yield "verifiers", names_of(self.verifiers)
-        hidden = {"members", "verifiers", "profile", "metadata"}
+        if self.embeddings is not None:  # its own text may hold a key
+            yield "embeddings", name_of(self.embeddings)
+        hidden = {"members", "verifiers", "profile", "metadata", "embeddings"}
         if not self.checks:
             hidden.add("checks")
         for name, value in super().__repr_args__():

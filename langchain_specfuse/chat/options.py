@@ -51,7 +51,12 @@ class Options(Settings):
     )
     calibration: str | None = Field(
         default=None,
-        description="file of doctor --profile: which member leads, and how the others take part",
+        description="file of doctor --calibration: which member leads which questions, and how the "
+        "others take part",
+    )
+    embeddings: Any = Field(
+        default=None,
+        description="LangChain embeddings, for a calibration whose router was made with them",
     )
     streaming: Flag | None = Field(
         default=None,
@@ -71,6 +76,16 @@ class Options(Settings):
     @classmethod
     def _path_as_text(cls, path: Any) -> Any:
         return os.fspath(path) if isinstance(path, os.PathLike) else path
+
+    @field_validator("embeddings")
+    @classmethod
+    def _check_embeddings(cls, embeddings: Any) -> Any:
+        if embeddings is None or callable(getattr(embeddings, "embed_query", None)):
+            return embeddings
+        error = UsageError(
+            f"embeddings must be LangChain's Embeddings, got {shown('embeddings', embeddings)}"
+        )
+        raise advised(error, "for example embeddings=OpenAIEmbeddings(model='...')")
 
     @field_validator("result")
     @classmethod
@@ -95,7 +110,7 @@ class Options(Settings):
         return names_of([*self.members, *self.verifiers])
 
 
-NOT_FOR_A_CALL = ("calibration", "streaming")
+NOT_FOR_A_CALL = ("calibration", "embeddings", "streaming")
 """Options that are chosen when the chat model is made, not for one call."""
 
 
@@ -159,11 +174,16 @@ class Call(Options):
             chosen["stop"] = stop
         chosen = translated(chosen, cls.model_fields.keys() - set(NOT_FOR_A_CALL))
         fields = {name: getattr(model, name) for name in Options.model_fields}
-        call = cls(**{"members": None, **_without_none(fields), **chosen})
-        if call.calibration and "model" not in options:
-            # The calibration was made for the chat model's members, not for those of this call.
-            call = cls(**{**dict(call), **changes_for(call, call.writers)})
-        return call
+        if "model" in options:
+            # The calibration was made for the chat model's members, not for the one of this call.
+            fields["calibration"] = None
+        return cls(**{"members": None, **_without_none(fields), **chosen}).calibrated()
+
+    def calibrated(self) -> Self:
+        """The call with the options that its calibration file decides."""
+        if not self.calibration:
+            return self
+        return type(self)(**{**dict(self), **changes_for(self)})
 
     @property
     def writers(self) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from langchain_core.messages import BaseMessage
 
+from ..core.ballot import largest
 from ..core.checks import CheckContext, CheckJob
 from ..core.member import Probe
 from ..core.options import Settings
@@ -24,11 +25,13 @@ from ..engine.checker import Checker
 from ..engine.ensemble import Ensemble
 from ..errors import UsageError, advised
 from . import shape as _shape
+from .calibration import routing_for
 from .call_text import arguments_of, lone_call
 from .errors import loading_errors
 from .members import ensemble_for, id_of
 from .messages import turns_of
 from .options import Call
+from .routing import Routing
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,8 @@ class Question:
     ensemble: Ensemble
     messages: Sequence[BaseMessage] = ()
     """The conversation as LangChain messages, for the checks."""
+    routing: Routing | None = None
+    """Who leads, if a calibration decides that."""
 
     @classmethod
     def of(
@@ -52,7 +57,10 @@ class Question:
         nothing."""
         turns = turns_of(messages)
         shape = _shape.shape_of(call, stop or ())
-        changes = {"result": _result(call, shape)}
+        changes: dict[str, Any] = {"result": _result(call, shape)}
+        routing = routing_for(call, turns)
+        if routing is not None:
+            changes["lead"] = routing.lead
         if call.seed is None and call.temperature:
             changes["seed"] = secrets.randbelow(2**31)
         return cls(
@@ -61,6 +69,7 @@ class Question:
             call.model_copy(update=changes),
             ensemble_for(call.members, call.verifiers),
             tuple(messages),
+            routing,
         )
 
     @property
@@ -72,6 +81,19 @@ class Question:
     def verifiers(self) -> list[str]:
         """The names of the members that only vote."""
         return list(self.ensemble.members)[len(self.call.members) :]
+
+    def who_leads(self, probes: Mapping[str, Probe]) -> Routing | None:
+        """Who leads, and why; None if only one member writes."""
+        if self.routing is not None or len(self.writers) < 2:
+            return self.routing
+        lead = self.ensemble.lead(probes, self.call)
+        if lead is None:
+            return Routing(None, "vote")
+        if self.call.lead != "auto":
+            return Routing(lead, "named")
+        if lead == largest({name: probes[name].size for name in self.writers}):
+            return Routing(lead, "largest")
+        return Routing(lead, "scorer" if probes[lead].scores else "first")
 
     @property
     def model_name(self) -> str:

@@ -42,6 +42,7 @@ from ..core.options import Method
 from ..core.round import Round, RoundData
 from ..core.values import Effort
 from ..errors import CheckError, EnsembleError, MemberError, UsageError
+from .routing import Routing
 
 Depth = Literal["off", "summary", "rounds", "members"]
 ROUND_EVENT = "specfuse_round"
@@ -154,8 +155,9 @@ class Report:
         verifiers: Sequence[str],
         method: Method,
         checks: Sequence[str] = (),
+        routing: Routing | None = None,
     ) -> None:
-        self.summary = Summary(members, checks)
+        self.summary = Summary(members, checks, routing)
         self._scope = scope
         self._depth = depth
         self._ensemble = {
@@ -163,6 +165,8 @@ class Report:
             "verifiers": sorted(verifiers),
             "method": method.changes or "robust",
         }
+        if routing is not None:
+            self._ensemble["routing"] = routing.as_dict()
         self._spans = SpanBuilder(verifiers, with_members=depth == "members")
         self._runs = {} if depth == "off" else _runs_by_tracer(scope)
         self._exits: list[dict[str, Any]] = []
@@ -301,8 +305,15 @@ def _failures_after(error: BaseException | None, round: int) -> list[MemberError
 class Summary:
     """The summary of the rounds of one answer."""
 
-    def __init__(self, members: Sequence[str], checks: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        members: Sequence[str],
+        checks: Sequence[str] = (),
+        routing: Routing | None = None,
+    ) -> None:
         self.members = tuple(members)
+        self.routing = routing
+        """Who leads, and why; None if only one member writes."""
         self.checks = {name: Counter(passed=0, rejected=0) for name in checks}
         """check -> how many drafts it ``passed`` and ``rejected``."""
         self.rounds = 0
@@ -360,6 +371,8 @@ class Summary:
                 "answers": {name: dict(facts) for name, facts in self.panel.items()},
                 "writers": list(self._won),
             }
+        if self.routing is not None:
+            values["routing"] = self.routing.as_dict()
         if self.checks:
             values["checks"] = {name: dict(counts) for name, counts in self.checks.items()}
         return values

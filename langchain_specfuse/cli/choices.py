@@ -171,6 +171,13 @@ def add_members(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_calibration(parser: argparse.ArgumentParser) -> None:
+    """The file that says which member leads which questions."""
+    parser.add_argument(
+        "--calibration", metavar="FILE", help=Options.model_fields["calibration"].description
+    )
+
+
 def add_answer(parser: argparse.ArgumentParser, *more: str, **defaults: str) -> Any:
     """Arguments about the method and the answer. ``more``: further fields of ``Settings``.
     ``defaults``: other defaults, for the help. Returns the group."""

@@ -43,11 +43,12 @@ def parser() -> argparse.ArgumentParser:
         help="folder of results and doctor.json (default: specfuse-doctor)",
     )
     parser.add_argument(
-        "--profile",
+        "--calibration",
         metavar="FILE",
-        help="also write the calibration (who leads, what helps), for "
+        help="also write the calibration (who leads which questions, what helps), for "
         "SpecFuseChatModel(calibration=FILE)",
     )
+    parser.add_argument("--profile", help=argparse.SUPPRESS)
     add_common(parser)
     return parser
 
@@ -81,10 +82,10 @@ def run(arguments: argparse.Namespace, out: TextIO) -> bool:
         )
     content = diagnosis.as_dict()
     (folder / "doctor.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    if arguments.profile and diagnosis.calibration:
-        diagnosis.calibration.save(arguments.profile)
-    elif arguments.profile:
-        say(f"{arguments.profile} is not written: it needs two members that load")
+    if arguments.calibration and diagnosis.calibration:
+        diagnosis.calibration.save(arguments.calibration)
+    elif arguments.calibration:
+        say(f"{arguments.calibration} is not written: it needs two members that load")
     print(json.dumps(content) if arguments.json else text(diagnosis), file=out)
     bad = any(finding.verdict == "bad" for finding in diagnosis.findings)
     return not bad and any(not graded.error for graded in diagnosis.results)
@@ -107,10 +108,12 @@ def _check(arguments: argparse.Namespace) -> None:
         raise advised(
             UsageError("--grader is for --prompts"), "the built-in prompts have their own graders"
         )
-    if arguments.profile and not Path(arguments.profile).absolute().parent.is_dir():
-        error = UsageError(
-            f"--profile {arguments.profile}: there is no folder {Path(arguments.profile).parent}"
-        )
+    if arguments.profile is not None:
+        error = UsageError(f"--profile {arguments.profile}: the doctor has no --profile any more")
+        raise advised(error, f"use --calibration {arguments.profile}")
+    file = arguments.calibration
+    if file and not Path(file).absolute().parent.is_dir():
+        error = UsageError(f"--calibration {file}: there is no folder {Path(file).parent}")
         raise advised(error, "make the folder, or name a file in another one")
 
 

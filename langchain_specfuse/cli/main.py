@@ -29,6 +29,7 @@ from .._version import __version__
 from ..chat.messages import refuse_broken
 from ..chat.options import Call
 from ..chat.question import Question
+from ..chat.routing import Routing
 from ..core.agreed import ReleasedText
 from ..core.round import Rejection, Round
 from ..errors import CheckError, MemberError, SpecFuseError, UsageError, advised, imported
@@ -136,6 +137,7 @@ def parser() -> argparse.ArgumentParser:
         "question", nargs="?", help="what to ask; '-' or nothing: read it from standard input"
     )
     choices.add_members(parser)
+    choices.add_calibration(parser)
     answer = choices.add_answer(parser, *choices.WHOLE)
     answer.add_argument("--system", metavar="TEXT", help="a system message")
     answer.add_argument(
@@ -174,6 +176,12 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
         help="also write the run as a page: who wrote what, votes and weights",
     )
     shown.add_argument(
+        "--explain",
+        action="store_true",
+        help="print who leads and why before the answer (with --json or --quiet: on standard "
+        "error)",
+    )
+    shown.add_argument(
         "--no-color", action="store_true", help="no colours (also: NO_COLOR, or not on a terminal)"
     )
     shown.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
@@ -190,13 +198,16 @@ def run(arguments: argparse.Namespace, out: TextIO) -> bool:
     for string in arguments.stop or ():
         refuse_broken(string)
     members, verifiers = choices.members_of(arguments)
-    call = Call(members=members, verifiers=verifiers, **options, **form)
+    options["calibration"] = arguments.calibration
+    call = Call(members=members, verifiers=verifiers, **options, **form).calibrated()
     messages = [SystemMessage(arguments.system)] if arguments.system else []
     question = Question.of([*messages, HumanMessage(text)], call, call.stop)
     names = list(question.ensemble.members)
     if not arguments.quiet:
         say(f"loading {', '.join(names)} ...")
-    question.ensemble.loaded(question.call).result()
+    probes = question.ensemble.loaded(question.call).result()
+    if arguments.explain:
+        _explain(question.who_leads(probes), arguments, names, out)
     rounds = question.rounds()
     trace = Trace(question=text, members=names)
     try:
@@ -214,6 +225,17 @@ def run(arguments: argparse.Namespace, out: TextIO) -> bool:
         if arguments.html:
             _save(trace, arguments)
     return True
+
+
+def _explain(
+    routing: Routing | None, arguments: argparse.Namespace, names: Sequence[str], out: TextIO
+) -> None:
+    """Print who leads and why."""
+    line = routing.text() if routing else f"{names[0]} answers: no other member writes"
+    if arguments.json or arguments.quiet:
+        say(line)
+    else:
+        print(visible(line), end="\n\n", file=out, flush=True)
 
 
 def _traced(rounds: Iterator[Round], trace: Trace) -> Iterator[Round]:

@@ -16,6 +16,7 @@ from ..serve.server import listening, server_of
 from .choices import (
     WHOLE,
     add_answer,
+    add_calibration,
     add_fields,
     add_members,
     members_of,
@@ -39,6 +40,7 @@ def parser() -> argparse.ArgumentParser:
         "call",
     )
     add_members(parser)
+    add_calibration(parser)
     add_fields(add_answer(parser, *WHOLE, "max_concurrency"), Limits.model_fields, LIMITS)
     port = parser.add_argument_group("port")
     port.add_argument(
@@ -130,7 +132,9 @@ def chat_model(arguments: argparse.Namespace) -> SpecFuseChatModel:
     """The chat model that these arguments describe. Loads nothing."""
     members, verifiers = members_of(arguments)
     options = {name: value for name, value in options_of(arguments).items() if name not in LIMITS}
-    return SpecFuseChatModel(members=members, verifiers=verifiers, **options)
+    return SpecFuseChatModel(
+        members=members, verifiers=verifiers, calibration=arguments.calibration, **options
+    )
 
 
 def _limits(arguments: argparse.Namespace) -> Limits:

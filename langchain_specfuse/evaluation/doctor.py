@@ -12,15 +12,18 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..chat.calibration import Calibration, Tried
+from ..chat.calibration import ROUTER, Calibration, Tried
+from ..chat.routing import embedded, name_of
 from ..core.member import Member
-from ..core.options import Settings
+from ..core.options import Method, Settings
+from ..core.routing import Embedded, Router, n_grams, question_text
 from ..errors import UsageError, advised, amount
 from .comparison import GAP, Comparison, by_system, mean, scores_of
 from .gate import tried, weights
 from .health import BAD, GOOD, WATCH, Finding, examine, load
 from .report import Report, summary
 from .results import Graded, Results
+from .routing import fitted, left_out
 from .running import AT_ONCE, ENSEMBLE, FUSION, Plan, System, Watch, fusion_of, run
 from .tasks import Task, jsonl
 
@@ -29,6 +32,8 @@ FEWEST = 20
 VOTE, CONSENSUS, SELF_FUSION = "vote", "consensus", "self-fusion"
 LONG = 128
 """Answers of fewer tokens are not fused: reading them all would cost more than writing one."""
+CONSULTING = 0.5
+"""The margin with which the others may correct the lead, unless the user chose a finite one."""
 QUESTIONS = Path(__file__).with_name("doctor.jsonl")
 
 
@@ -77,9 +82,10 @@ def diagnosed(
     *,
     watch: Watch | None = None,
     at_once: int = AT_ONCE,
+    embeddings: Any = None,
 ) -> Diagnosis:
     """Check, measure and advise. ``results`` stores the answers, so that an interrupted run
-    continues."""
+    continues. ``embeddings``: LangChain embeddings for the router, in place of hashed n-grams."""
     refuse_few(task)
     findings, healthy = _examined(members)
     if not healthy:
@@ -98,13 +104,19 @@ def diagnosed(
     if len(healthy) > 1:
         ways = ways_of(list(healthy), lead, settings, task, alone)
     plan, answers = asked([*singles, *ways])
+    router = None
+    if ways:
+        router, routed = with_router(task, alone, embeddings)
+        ways.append(System(ROUTER, tuple(healthy), settings))
+        plan = replace(plan, systems=(*singles, *ways))
+        answers += routed
     report = summary(plan, answers)
     comparisons = [item for item in report.comparisons if item.other == lead]
     calibration = None
     if ways:
         attempts = [tried(item, len(ways)) for item in comparisons]
         scores = {name: mean(scores_of(alone[name]).values()) for name in healthy}
-        calibration = calibrated(ways, attempts, lead, scores, len(task.questions))
+        calibration = calibrated(ways, attempts, lead, scores, len(task.questions), router)
     verdict, advice = advise(calibration, comparisons)
     bad = sorted({finding.member for finding in findings if finding.verdict == BAD})
     fixes = [f"Fix {name} first, or leave it out: a check failed." for name in bad]
@@ -161,8 +173,12 @@ def ways_of(
     names = tuple(members)
     led = settings.model_copy(update={"lead": lead})
     ways = []
-    if settings.method.margin is not None:
-        ways.append(System(ENSEMBLE, names, led))
+    margin = settings.method.margin
+    if margin is not None:
+        if margin == math.inf:
+            margin = CONSULTING
+        method = Method(**{**dict(settings.method), "margin": margin})
+        ways.append(System(ENSEMBLE, names, led.model_copy(update={"method": method})))
     equals = settings.model_copy(update={"lead": None})
     ways.append(System(VOTE, names, equals))
     if task.result:
@@ -176,12 +192,44 @@ def ways_of(
     return ways
 
 
+def with_router(
+    task: Task, alone: Mapping[str, Sequence[Graded]], embeddings: Any = None
+) -> tuple[Router, list[Graded]]:
+    """A router made from all questions, and its answers: to each question, that of the member that
+    a router made from all other questions chooses."""
+    # Among members with equal shares, the first leads: the fastest, as in _rank.
+    names = sorted(alone, key=lambda name: math.fsum(graded.seconds for graded in alone[name]))
+    by_question = {name: scores_of(alone[name]) for name in names}
+    questions = [
+        question
+        for question in task.questions
+        if all(question.id in by_question[name] for name in names)
+    ]
+    texts = [question_text(question.turns) for question in questions]
+    scores = {name: [by_question[name][item.id] for item in questions] for name in names}
+    made_with = None
+    if embeddings is None:
+        features = [n_grams(text) for text in texts]
+    else:
+        features = [embedded(text, embeddings) for text in texts]
+        made_with = Embedded(name_of(embeddings), len(embeddings.embed_query(texts[0])))
+    chosen = dict(zip((item.id for item in questions), left_out(features, scores), strict=True))
+    answers = [
+        replace(graded, system=ROUTER)
+        for name in names
+        for graded in alone[name]
+        if chosen.get(graded.question) == name
+    ]
+    return fitted(features, scores, made_with), answers
+
+
 def calibrated(
     ways: Sequence[System],
     attempts: Sequence[Tried],
     lead: str,
     members: Mapping[str, float],
     questions: int,
+    router: Router | None = None,
 ) -> Calibration:
     """The lead, and among the ways that were opened the one with the smallest p."""
     opened = [
@@ -189,16 +237,20 @@ def calibrated(
         for position, attempt in enumerate(attempts)
         if attempt.opened and uses_others(attempt, attempts)
     ]
-    calibration = Calibration(lead, members, questions, tuple(attempts))
+    calibration = Calibration(
+        lead, members, questions, tuple(attempts), method={"margin": math.inf}
+    )
     if not opened:
-        return replace(calibration, method={"margin": math.inf})
+        return calibration
     _, _, position = min(opened)
     way = ways[position]
+    if way.name == ROUTER:
+        return replace(calibration, use=ROUTER, router=router)
     settings = way.settings
     return replace(
         calibration,
         use=way.name,
-        method=settings.method.changes,
+        method={**settings.method.changes, "margin": settings.method.margin},
         result=settings.result if isinstance(settings.result, str) else None,
         prior=settings.prior,
         leads=settings.lead is not None,
@@ -221,6 +273,7 @@ WAYS = {
     CONSENSUS: "whole answers, agreed by their results",
     FUSION: "{lead} merging the whole answers of all members",
     SELF_FUSION: "{lead} merging as many samples of its own",
+    ROUTER: "each question to the member that was right on similar ones",
 }
 
 

@@ -87,17 +87,22 @@ def test_the_flag_of_earlier_versions_names_the_one_that_took_its_place(call, co
     assert (code, out) == (MISUSED, "") and "--grader" in err and "--check " in err
 
 
-def test_the_doctor_writes_a_profile_that_a_chat_model_takes(call, tmp_path):
+def test_the_doctor_writes_a_calibration_that_a_chat_model_takes(call, tmp_path):
     code, out, _ = call(
-        "doctor", "--prompts", "sums.jsonl", "--grader", "number", "--profile", "p.json", "-q"
+        "doctor", "--prompts", "sums.jsonl", "--grader", "number", "--calibration", "p.json", "-q"
     )
     assert code == FINE and "ann leads: alone it is right on 100% of 24 prompts (bob 50%)." in out
     calibration = Calibration.load(tmp_path / "p.json")
     assert (calibration.lead, calibration.use, {attempt.name for attempt in calibration.tried}) == (
         "ann",
         "alone",
-        {"ensemble", "vote", "consensus"},
+        {"ensemble", "vote", "consensus", "router"},
     )
+
+
+def test_the_profile_of_earlier_versions_is_refused_with_the_flag_that_took_its_place(call):
+    code, out, err = call("doctor", "--profile", "p.json")
+    assert (code, out) == (MISUSED, "") and "-> use --calibration p.json" in err
 
 
 WRONG = {
@@ -109,7 +114,7 @@ WRONG = {
     "seeds without sampling": [*SUMS, "--seeds", "1", "2"],
     "out is a file": [*SUMS, "--out", "sums.jsonl"],
     "too few prompts": ["doctor", "--prompts", "few.jsonl", "--grader", "exact"],
-    "profile in no folder": ["doctor", "--profile", "none/p.json"],
+    "calibration in no folder": ["doctor", "--calibration", "none/p.json"],
     "grader without prompts": ["doctor", "--grader", "exact"],
     "prompts without references": ["doctor", "--prompts", "bare.jsonl", "--grader", "exact"],
     "verifiers": ["doctor", "--verifiers", "x"],

@@ -1,0 +1,150 @@
+"""Which member should lead: predicted from the text of a question.
+
+A :class:`Router` is a linear model. A question is a vector of unit length: of hashed n-grams by
+default, or an embedding. The prediction for a member is its share of right answers on all labelled
+questions, plus the sum of the vector's values times the member's weights. Ridge regression makes
+the weights (``evaluation.routing``), so little evidence leaves the prediction near the share, and
+the best single member leads.
+
+Prediction needs no package. A question of any length takes about a millisecond, because at most
+:data:`LONGEST` characters of it are read.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import mul
+from typing import Any, TypeAlias
+from zlib import crc32
+
+from .values import Turn
+
+N_GRAMS = "n-grams 1"
+"""The name of :func:`n_grams` in files. Another way to make features needs another name, because
+weights fit only the features that they were made for."""
+BUCKETS = 4096
+LONGEST = 2000
+"""Characters of the question. Of a longer one, the beginning and the end are read."""
+BEFORE = 200
+"""Characters of the user's message before the last one."""
+_WORD = re.compile(r"\w+|[^\w\s]")
+_DIGIT = re.compile(r"\d")
+
+Features: TypeAlias = Mapping[int, float]
+"""A vector of unit length: position -> value, without zeros."""
+
+
+def question_text(turns: Iterable[Turn]) -> str:
+    """The text that decides who leads: the user's last message, after the beginning of the one
+    before, because "And the second one?" says little alone.
+
+    What the system, the members and tools say is left out. So one member leads through all calls
+    of tools that a question leads to.
+
+    >>> question_text([Turn("user", "Add 2 and 3."), Turn("assistant", "5"), Turn("user", "Why?")])
+    'Add 2 and 3.\\nWhy?'
+    """
+    said = [turn.text for turn in turns if turn.role == "user"]
+    last = said[-1] if said else ""
+    if len(last) > LONGEST:
+        last = f"{last[: LONGEST // 2]} {last[-LONGEST // 2 :]}"
+    before = said[-2][:BEFORE] if len(said) > 1 else ""
+    return f"{before}\n{last}".strip()
+
+
+def n_grams(text: str) -> dict[int, float]:
+    """The features of a text: its words and its sequences of four bytes, hashed.
+
+    Case and white space do not matter, and every digit counts as the same. A bucket with n
+    occurrences has the value 1 + ln n, before all values are divided by the vector's length.
+
+    >>> n_grams("Add 12 and 34.") == n_grams("add  56 AND 78.")
+    True
+    """
+    plain = _DIGIT.sub("0", " ".join(text.casefold().split()))
+    # A surrogate is no text, but a question may contain one.
+    padded = f" {plain} ".encode("utf-8", "replace")
+    grams = [padded[start : start + 4] for start in range(len(padded) - 3)]
+    grams += [b"word " + word.encode("utf-8", "replace") for word in _WORD.findall(plain)]
+    counts = Counter([crc32(gram) % BUCKETS for gram in grams])
+    return unit({bucket: 1 + math.log(count) for bucket, count in counts.items()})
+
+
+def unit(values: Mapping[int, float]) -> dict[int, float]:
+    """The vector with length 1, without zeros.
+
+    >>> unit({0: 3.0, 1: 4.0, 2: 0.0})
+    {0: 0.6, 1: 0.8}
+    """
+    length = math.sqrt(math.fsum(value * value for value in values.values()))
+    return {position: value / length for position, value in values.items() if value}
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """The embeddings that a router was made with."""
+
+    name: str
+    """The class, and the model if it has a name."""
+    dimension: int
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """Predicts for each member how likely its answer is right."""
+
+    shares: Mapping[str, float]
+    """member -> its share of right answers. The first of those with the highest share leads where
+    nothing speaks for another."""
+    weights: Mapping[int, Sequence[float]]
+    """position -> a weight for each member, in the order of ``shares``."""
+    features: str = N_GRAMS
+    embeddings: Embedded | None = None
+    """None: the router reads hashed n-grams."""
+
+    def predicted(self, features: Features) -> dict[str, float]:
+        """member -> the prediction for a question with these features. It is not limited to 0 to
+        1, so that members near 1 can be told apart.
+
+        >>> router = Router({"a": 0.5, "b": 0.25}, {7: [-0.5, 0.5]})
+        >>> router.predicted({7: 1.0}), router.predicted({8: 1.0})
+        ({'a': 0.0, 'b': 0.75}, {'a': 0.5, 'b': 0.25})
+        """
+        known = [position for position in features if position in self.weights]
+        values = [features[position] for position in known]
+        columns = zip(*(self.weights[position] for position in known), strict=True)
+        sums = [sum(map(mul, values, column)) for column in columns] or [0.0] * len(self.shares)
+        return {
+            name: share + total
+            for (name, share), total in zip(self.shares.items(), sums, strict=True)
+        }
+
+    def as_dict(self) -> dict[str, Any]:
+        """The router as plain JSON, with weights of four digits."""
+        rows = {
+            str(position): [float(f"{weight:.4g}") for weight in row]
+            for position, row in sorted(self.weights.items())
+        }
+        embedded = self.embeddings
+        return {
+            "features": self.features,
+            "embeddings": embedded and {"name": embedded.name, "dimension": embedded.dimension},
+            "shares": dict(self.shares),
+            "weights": rows,
+        }
+
+
+def best(values: Mapping[str, float], favourite: str | None = None) -> str:
+    """The name with the highest value; among equals the favourite, otherwise the first. A
+    difference below 1e-9 is none.
+
+    >>> best({"a": 0.5, "b": 0.5}), best({"a": 0.5, "b": 0.5}, "b")
+    ('a', 'b')
+    """
+    highest = max(values.values())
+    equal = [name for name, value in values.items() if value > highest - 1e-9]
+    return favourite if favourite in equal else equal[0]

@@ -1,0 +1,82 @@
+"""A question's features are the same everywhere and say nothing but what the text holds; a router
+adds up weights."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from langchain_specfuse.core.routing import BUCKETS, LONGEST, Router, n_grams, question_text
+from langchain_specfuse.core.values import Turn
+
+
+@given(st.text(max_size=300))
+def test_features_of_any_text_are_a_vector_of_unit_length(text):
+    features = n_grams(text)
+    assert all(0 <= bucket < BUCKETS for bucket in features)
+    length = math.fsum(value * value for value in features.values())
+    assert length == pytest.approx(1.0 if text.strip() else 0.0)
+
+
+def test_features_are_the_same_in_every_process():
+    text = "Translate 'Übermut' into Spanish: \ud800 12 times"
+    code = (
+        "from langchain_specfuse.core.routing import n_grams; import json, sys; "
+        "print(json.dumps(n_grams(json.loads(sys.argv[1]))))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, json.dumps(text)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONHASHSEED": "7"},
+    )
+    assert {int(key): value for key, value in json.loads(done.stdout).items()} == n_grams(text)
+
+
+def test_features_do_not_change_between_versions():
+    """Files with weights remain valid only as long as this holds: another hash needs another
+    name."""
+    assert n_grams("Add 12 and 34.") == pytest.approx(n_grams("add 99 and 00."))
+    assert sorted(n_grams("Hi")) == [284, 2716]
+
+
+def test_only_what_the_user_says_decides_and_long_questions_are_cut():
+    turns = [
+        Turn("system", "Be brief."),
+        Turn("user", "Add 2 and 3." + "x" * 1000),
+        Turn("assistant", "5"),
+        Turn("user", "And in Spanish?"),
+        Turn("tool", "cinco"),
+    ]
+    text = question_text(turns)
+    assert text.endswith("\nAnd in Spanish?") and text.startswith("Add 2 and 3.xxx")
+    assert len(text) < 250 and "cinco" not in text and "brief" not in text
+    long = question_text([Turn("user", "begin " + "y" * 10**6 + " end")])
+    assert len(long) <= LONGEST + 1 and long.startswith("begin ") and long.endswith(" end")
+    assert question_text([Turn("assistant", "Hello")]) == ""
+
+
+def test_a_question_without_known_features_gets_the_shares():
+    router = Router({"a": 0.2, "b": 0.7}, {3: [0.1, -0.1]})
+    assert router.predicted({}) == router.predicted({4: 1.0}) == {"a": 0.2, "b": 0.7}
+    assert router.predicted({3: 0.5, 4: 0.5}) == pytest.approx({"a": 0.25, "b": 0.65})
+
+
+def test_a_prediction_for_2000_characters_takes_less_than_2_ms():
+    text = " ".join(f"word{n} of many" for n in range(400))[:2000]
+    router = Router(dict.fromkeys("abcd", 0.5), {n: [0.1, 0.2, 0.3, 0.4] for n in range(BUCKETS)})
+
+    def milliseconds() -> float:
+        since = time.thread_time()
+        router.predicted(n_grams(question_text([Turn("user", text)])))
+        return 1000 * (time.thread_time() - since)
+
+    assert min(milliseconds() for _ in range(50)) < 2.0
