@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -21,7 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from ..core.options import METHODS, Method
 from ..core.results import FUSE, RESULTS
-from ..core.routing import N_GRAMS, Router, question_text
+from ..core.routing import N_GRAMS, Router
 from ..core.values import Turn
 from ..errors import UsageError, advised
 from .routing import Routing, check_embeddings, routed
@@ -93,7 +93,7 @@ class Calibration:
             return Routing(None, "vote")
         if self.router is None:
             return Routing(self.lead, "calibration", self.members)
-        return routed(self.router, question_text(turns), embeddings)
+        return routed(self.router, turns, embeddings)
 
     @property
     def lead_id(self) -> str:

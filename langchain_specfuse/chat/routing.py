@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from ..core.routing import Embedded, Router, best, n_grams, unit
+from ..core.routing import Embedded, Router, best, features_of, unit
+from ..core.values import Turn
 from ..errors import UsageError, advised
 
 REASONS: Mapping[str, str] = {
@@ -61,14 +63,15 @@ class Routing:
         return f"{self.lead} leads: {REASONS[self.by].format(expected=expected)}"
 
 
-def routed(router: Router, text: str, embeddings: Any = None) -> Routing:
-    """Who leads the answer to a question with this text. The router must fit the embeddings: see
+def routed(router: Router, turns: Iterable[Turn], embeddings: Any = None) -> Routing:
+    """Who leads the answer to this conversation. The router must fit the embeddings: see
     :func:`check_embeddings`."""
     made_with = router.embeddings
     if made_with is None:
-        features = n_grams(text)
+        features = features_of(turns)
     else:
-        features = embedded(text, embeddings, made_with.dimension)
+        read = partial(embedded, embeddings, dimension=made_with.dimension)
+        features = features_of(turns, read)
     predicted = router.predicted(features)
     expected = {name: min(max(value, 0.0), 1.0) for name, value in predicted.items()}
     return Routing(best(predicted, best(router.shares)), "router", expected)
@@ -77,7 +80,7 @@ def routed(router: Router, text: str, embeddings: Any = None) -> Routing:
 # --- embeddings -----------------------------------------------------------------------------------
 
 
-def embedded(text: str, embeddings: Any, dimension: int | None = None) -> dict[int, float]:
+def embedded(embeddings: Any, text: str, dimension: int | None = None) -> dict[int, float]:
     """The embedding of a text, as features. ``dimension``: how many numbers it must have."""
     # Not embed_documents: some embeddings treat a query and a document differently, and each
     # question must be treated like those that the router was made from.

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import mul
 from typing import Any, TypeAlias
@@ -38,22 +38,30 @@ Features: TypeAlias = Mapping[int, float]
 """A vector of unit length: position -> value, without zeros."""
 
 
-def question_text(turns: Iterable[Turn]) -> str:
-    """The text that decides who leads: the user's last message, after the beginning of the one
-    before, because "And the second one?" says little alone.
+def features_of(
+    turns: Iterable[Turn], read: Callable[[str], Features] | None = None
+) -> dict[int, float]:
+    """The features of a conversation: those of the user's last message, plus half of those of the
+    beginning of the one before, because "And the second one?" says little alone. ``read`` makes
+    features from a text (default: :func:`n_grams`).
 
     What the system, the members and tools say is left out. So one member leads through all calls
     of tools that a question leads to.
 
-    >>> question_text([Turn("user", "Add 2 and 3."), Turn("assistant", "5"), Turn("user", "Why?")])
-    'Add 2 and 3.\\nWhy?'
+    >>> one = features_of([Turn("user", "Add 2 and 3.")])
+    >>> one == features_of([Turn("user", "Add 2 and 3."), Turn("tool", "5")])
+    True
     """
-    said = [turn.text for turn in turns if turn.role == "user"]
-    last = said[-1] if said else ""
+    read = read or n_grams
+    said = [turn.text for turn in turns if turn.role == "user"] or [""]
+    last = said[-1]
     if len(last) > LONGEST:
         last = f"{last[: LONGEST // 2]} {last[-LONGEST // 2 :]}"
-    before = said[-2][:BEFORE] if len(said) > 1 else ""
-    return f"{before}\n{last}".strip()
+    features = dict(read(last))
+    if len(said) > 1:
+        for position, value in read(said[-2][:BEFORE]).items():
+            features[position] = features.get(position, 0.0) + value / 2
+    return unit(features)
 
 
 def n_grams(text: str) -> dict[int, float]:
@@ -81,6 +89,8 @@ def unit(values: Mapping[int, float]) -> dict[int, float]:
     {0: 0.6, 1: 0.8}
     """
     length = math.sqrt(math.fsum(value * value for value in values.values()))
+    if math.isclose(length, 1.0, rel_tol=1e-12):
+        length = 1.0  # so that a vector of unit length stays as it is
     return {position: value / length for position, value in values.items() if value}
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from ..chat.calibration import ROUTER, Calibration, Tried
 from ..chat.routing import embedded, name_of
 from ..core.member import Member
 from ..core.options import Method, Settings
-from ..core.routing import Embedded, Router, n_grams, question_text
+from ..core.routing import Embedded, Router, features_of
 from ..errors import UsageError, advised, amount
 from .comparison import GAP, Comparison, by_system, mean, scores_of
 from .gate import tried, weights
@@ -205,14 +206,12 @@ def with_router(
         for question in task.questions
         if all(question.id in by_question[name] for name in names)
     ]
-    texts = [question_text(question.turns) for question in questions]
     scores = {name: [by_question[name][item.id] for item in questions] for name in names}
-    made_with = None
-    if embeddings is None:
-        features = [n_grams(text) for text in texts]
-    else:
-        features = [embedded(text, embeddings) for text in texts]
-        made_with = Embedded(name_of(embeddings), len(embeddings.embed_query(texts[0])))
+    read = made_with = None
+    if embeddings is not None:
+        read = partial(embedded, embeddings)
+        made_with = Embedded(name_of(embeddings), len(embeddings.embed_query("How long is it?")))
+    features = [features_of(question.turns, read) for question in questions]
     chosen = dict(zip((item.id for item in questions), left_out(features, scores), strict=True))
     answers = [
         replace(graded, system=ROUTER)

@@ -68,6 +68,7 @@ def test_the_summary_is_metadata_of_the_run(ensemble: Any) -> None:
         "looped": 0,
         "late": {},
         "usage": {},
+        "routing": {"lead": None, "by": "vote"},
     }
 
 

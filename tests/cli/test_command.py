@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 import io
 import json
+import math
 import re
 import runpy
 import signal
@@ -17,6 +18,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from langchain_specfuse import ScriptedMember, __version__, unload
+from langchain_specfuse.chat.calibration import Calibration
 from langchain_specfuse.cli.choices import method_of, options_of
 from langchain_specfuse.cli.main import FAILED, FINE, INTERRUPTED, MISUSED, UNREAD, main
 from langchain_specfuse.core.options import METHODS, Method
@@ -607,3 +609,28 @@ def test_the_flags_of_whole_answers_are_those_of_the_fields(ask):
     assert code == MISUSED and "--result must be one of 'number'" in err and "'fuse'" in err
     code, out, _ = ask("How is the sky?", *FUSED, "--samples", "2", "--json", by=council())
     assert list(json.loads(out.splitlines()[0])["drafts"]) == ["ann", "bob", "ann#2", "bob#2"]
+
+
+# --- who leads ------------------------------------------------------------------------------------
+
+
+def test_explain_says_who_leads_and_why_before_the_answer(ask, tmp_path):
+    code, out, _ = ask("Why?", "--explain", "--lead", "gamma")
+    assert code == FINE and out.startswith("gamma leads: it was named as the lead\n\n")
+    code, out, _ = ask("Why?", "--explain", "--lead", "none")
+    assert code == FINE and out.startswith("no member leads: all vote\n\n")
+    code, out, err = ask("Why?", "--explain", "--lead", "gamma", "-q")
+    assert (code, out) == (FINE, f"{OTHER}\n") and "gamma leads: it was named" in err
+    by = [ScriptedMember(TEXT, name="alpha")]
+    assert "alpha answers: no other member writes\n\n" in ask("Why?", "--explain", by=by)[1]
+
+
+def test_a_calibration_file_decides_who_leads(ask, tmp_path):
+    file = tmp_path / "calibration.json"
+    shares = {"alpha": 0.25, "beta": 0.5, "gamma": 0.75}
+    Calibration("gamma", shares, 40, method={"margin": math.inf}).save(file)
+    code, out, _ = ask("Why?", "--explain", "--calibration", str(file))
+    line = "gamma leads: alone, it is right on 75% (alpha 25%, beta 50%) of the questions of the"
+    assert code == FINE and out.startswith(line) and OTHER in out
+    code, _, err = ask("Why?", "--calibration", str(file), by=[ScriptedMember(TEXT, name="x")])
+    assert code == MISUSED and "was made for alpha, beta, gamma" in err

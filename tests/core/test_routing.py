@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from langchain_specfuse.core.routing import BUCKETS, LONGEST, Router, n_grams, question_text
+from langchain_specfuse.core.routing import BEFORE, BUCKETS, LONGEST, Router, features_of, n_grams
 from langchain_specfuse.core.values import Turn
 
 
@@ -48,20 +48,34 @@ def test_features_do_not_change_between_versions():
     assert sorted(n_grams("Hi")) == [284, 2716]
 
 
-def test_only_what_the_user_says_decides_and_long_questions_are_cut():
-    turns = [
-        Turn("system", "Be brief."),
-        Turn("user", "Add 2 and 3." + "x" * 1000),
-        Turn("assistant", "5"),
-        Turn("user", "And in Spanish?"),
-        Turn("tool", "cinco"),
-    ]
-    text = question_text(turns)
-    assert text.endswith("\nAnd in Spanish?") and text.startswith("Add 2 and 3.xxx")
-    assert len(text) < 250 and "cinco" not in text and "brief" not in text
-    long = question_text([Turn("user", "begin " + "y" * 10**6 + " end")])
-    assert len(long) <= LONGEST + 1 and long.startswith("begin ") and long.endswith(" end")
-    assert question_text([Turn("assistant", "Hello")]) == ""
+def test_only_what_the_user_says_decides():
+    asked = [Turn("user", "Add 2 and 3.")]
+    around = [Turn("system", "Be brief."), *asked, Turn("assistant", "5"), Turn("tool", "five")]
+    assert features_of(around) == features_of(asked)
+    assert features_of([Turn("assistant", "Hello")]) == {}
+
+
+def test_the_message_before_the_last_one_counts_half():
+    def values(*said: str) -> dict[int, float]:
+        seen = {"a": {0: 1.0}, "b": {1: 1.0}}
+        return features_of([Turn("user", text) for text in said], seen.__getitem__)
+
+    both = values("a", "b")
+    assert both[1] == pytest.approx(2 * both[0]) and values("b", "b") == {1: 1.0}
+    assert values("a", "b", "b") == {1: 1.0}
+
+
+def test_of_a_long_question_the_beginning_and_the_end_are_read():
+    read: list[str] = []
+
+    def note(text: str) -> dict[int, float]:
+        read.append(text)
+        return {0: 1.0}
+
+    features_of([Turn("user", "z" * 999), Turn("user", f"begin {'y' * 10**6} end")], note)
+    last, before = read
+    assert len(last) <= LONGEST + 1 and last.startswith("begin ") and last.endswith(" end")
+    assert len(before) == BEFORE
 
 
 def test_a_question_without_known_features_gets_the_shares():
@@ -76,7 +90,7 @@ def test_a_prediction_for_2000_characters_takes_less_than_2_ms():
 
     def milliseconds() -> float:
         since = time.thread_time()
-        router.predicted(n_grams(question_text([Turn("user", text)])))
+        router.predicted(features_of([Turn("user", text)]))
         return 1000 * (time.thread_time() - since)
 
     assert min(milliseconds() for _ in range(50)) < 2.0

@@ -79,8 +79,7 @@ def test_without_different_skills_the_gate_opens_in_at_most_one_of_ten_calibrati
         }
         leader = max(scores, key=lambda name: math.fsum(scores[name]))
         pairs = [
-            (scores[name][i], scores[leader][i])
-            for i, name in enumerate(left_out(seen, scores))
+            (scores[name][i], scores[leader][i]) for i, name in enumerate(left_out(seen, scores))
         ]
         wins = sum(mine > other for mine, other in pairs)
         losses = sum(mine < other for mine, other in pairs)
@@ -105,9 +104,7 @@ def knows(name: str, right: Callable[[str], bool]) -> Known:
 
 def task(folder, count: int):
     path = folder / "questions.jsonl"
-    lines = [
-        {"input": question(number), "reference": str(4 * number)} for number in range(count)
-    ]
+    lines = [{"input": question(number), "reference": str(4 * number)} for number in range(count)]
     path.write_text("\n".join(map(json.dumps, lines)))
     return jsonl(path, "number")
 
@@ -152,8 +149,9 @@ def test_the_doctor_opens_a_router_for_members_with_different_skills(tmp_path):
     routing = calibration.lead_for([Turn("user", "Translate item 9 into Spanish.")])
     assert (routing.lead, routing.by) == ("spanish", "router")
     assert routing.expected["spanish"] > routing.expected["adder"]
-    assert "Use router: each question to the member that was right on similar ones." in (
-        found.advice[-1]
+    assert (
+        "Use router: each question to the member that was right on similar ones."
+        in (found.advice[-1])
     )
 
 

@@ -1,0 +1,218 @@
+"""A calibration decides for each question who leads; the user's own choice comes first, and the
+metadata says who leads and why."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.caches import InMemoryCache
+from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
+
+from langchain_specfuse import ScriptedMember, SpecFuseCallbackHandler, SpecFuseChatModel
+from langchain_specfuse.chat.calibration import Calibration
+from langchain_specfuse.core.routing import Embedded, Router, n_grams
+from langchain_specfuse.errors import UsageError
+
+ADD, SPANISH = "Add 2 and 3.", "Say 'cat' in Spanish."
+SHARES = {"adder": 0.6, "poet": 0.5}
+
+
+def router() -> Router:
+    """A router that lets the poet lead questions about Spanish."""
+    weights: dict[int, list[float]] = {}
+    plus, minus = n_grams("in Spanish"), n_grams("Add and")
+    for bucket, value in plus.items():
+        weights[bucket] = [-value, value]
+    for bucket, value in minus.items():
+        weights[bucket] = [value, -value]
+    return Router(SHARES, weights)
+
+
+def calibration(folder: Path, **changes: Any) -> str:
+    file = folder / "calibration.json"
+    values = {"use": "router", "method": {"margin": float("inf")}, "router": router()}
+    Calibration("adder", SHARES, 40, **{**values, **changes}).save(file)
+    return str(file)
+
+
+def members() -> list[ScriptedMember]:
+    return [ScriptedMember("It is 5.", name="adder"), ScriptedMember("Un gato.", name="poet")]
+
+
+def model(folder: Path, **options: Any) -> SpecFuseChatModel:
+    return SpecFuseChatModel(
+        **{"members": members(), "calibration": calibration(folder), **options}
+    )
+
+
+def routing(message: AIMessage) -> dict[str, Any]:
+    return message.response_metadata["specfuse"]["routing"]
+
+
+def test_each_question_is_led_by_the_member_that_the_router_expects_to_be_right(tmp_path):
+    llm = model(tmp_path)
+    seen: list[Any] = []
+    watch = {"callbacks": [SpecFuseCallbackHandler(on_round=seen.append)]}
+    assert llm.invoke(ADD, watch).text == "It is 5."
+    assert llm.invoke(SPANISH, watch).text == "Un gato."
+    assert [list(round.drafts) for round in seen] == [["adder"], ["poet"]]
+
+
+def test_the_same_member_leads_alone_in_batches_streams_and_asyncio(tmp_path):
+    llm = model(tmp_path)
+    questions = [ADD, SPANISH] * 8
+    answers = [llm.invoke(question).text for question in questions]
+    assert [message.text for message in llm.batch(questions)] == answers
+    assert [message.text for message in asyncio.run(llm.abatch(questions))] == answers
+    assert "".join(chunk.text for chunk in llm.stream(SPANISH)) == "Un gato."
+
+
+def test_metadata_and_traces_say_who_leads_and_why_without_words_of_the_question(tmp_path):
+    collector = RunCollectorCallbackHandler()
+    message = model(tmp_path).invoke(SPANISH, {"callbacks": [collector]})
+    told = routing(message)
+    assert (told["lead"], told["by"]) == ("poet", "router")
+    assert told["expected"]["poet"] > told["expected"]["adder"]
+    assert collector.traced_runs[0].extra["metadata"]["specfuse_routing"] == told
+    assert "Spanish" not in json.dumps(told) and "cat" not in json.dumps(told)
+
+
+def test_the_last_message_of_the_user_decides(tmp_path):
+    llm = model(tmp_path)
+    history = [HumanMessage(SPANISH), AIMessage("Un gato."), HumanMessage("Add 2 and 3, please.")]
+    assert routing(llm.invoke(history))["lead"] == "adder"
+    # "What about 'dog'?" says nothing alone
+    history[-1] = HumanMessage("What about 'dog'?")
+    assert routing(llm.invoke(history))["lead"] == "poet"
+
+
+def test_what_the_user_chooses_comes_first(tmp_path):
+    llm = model(tmp_path)
+    assert routing(llm.invoke(SPANISH, lead="adder")) == {"lead": "adder", "by": "named"}
+    assert routing(llm.invoke(SPANISH, method="specem")) == {"lead": None, "by": "vote"}
+    assert "routing" not in (llm.invoke(SPANISH, model=members()[0]).response_metadata["specfuse"])
+    named = model(tmp_path, lead="adder")
+    assert routing(named.invoke(SPANISH)) == {"lead": "adder", "by": "named"}
+
+
+def test_a_calibration_without_a_router_says_so(tmp_path):
+    file = calibration(tmp_path, use="alone", router=None)
+    llm = SpecFuseChatModel(members=members(), calibration=file)
+    assert routing(llm.invoke(SPANISH)) == {
+        "lead": "adder",
+        "by": "calibration",
+        "expected": SHARES,
+    }
+
+
+def test_without_a_calibration_it_is_said_who_leads_too():
+    assert routing(SpecFuseChatModel(members=members(), lead=None).invoke(ADD)) == {
+        "lead": None,
+        "by": "vote",
+    }
+    assert routing(SpecFuseChatModel(members=members(), lead="poet").invoke(ADD)) == {
+        "lead": "poet",
+        "by": "named",
+    }
+
+
+def test_an_answer_in_a_cache_is_not_that_of_another_router(tmp_path):
+    cache = InMemoryCache()
+    first = model(tmp_path, cache=cache)
+    assert first.invoke(SPANISH).text == "Un gato."
+    (tmp_path / "other").mkdir()
+    file = calibration(tmp_path / "other", router=Router(SHARES, {}))
+    second = SpecFuseChatModel(members=first.members, calibration=file, cache=cache)
+    assert second.invoke(SPANISH).text == "It is 5."
+    assert model(tmp_path, members=first.members, cache=cache).invoke(SPANISH).text == "Un gato."
+
+
+# --- embeddings -----------------------------------------------------------------------------------
+
+
+class OneWord:
+    """Embeddings that see one word. Their text holds a key."""
+
+    def __init__(self, model: str = "one-word", dimension: int = 2) -> None:
+        self.model, self.dimension = model, dimension
+
+    def embed_query(self, text: str) -> list[float]:
+        return [float("Spanish" in text), 1.0, 0.0, 0.0][: self.dimension]
+
+    def __repr__(self) -> str:
+        return "OneWord(key='sk-secret')"
+
+
+def embedded(folder: Path) -> str:
+    made_with = Embedded("OneWord one-word", 2)
+    weights = {0: [-1.0, 1.0], 1: [0.1, -0.1]}
+    return calibration(folder, router=Router(SHARES, weights, "embeddings", made_with))
+
+
+def test_a_router_that_was_made_with_embeddings_reads_them(tmp_path):
+    file = embedded(tmp_path)
+    llm = SpecFuseChatModel(members=members(), calibration=file, embeddings=OneWord())
+    assert [llm.invoke(question).text for question in (ADD, SPANISH)] == ["It is 5.", "Un gato."]
+    assert asyncio.run(llm.ainvoke(SPANISH)).text == "Un gato."
+    for copied in (copy.deepcopy(llm), pickle.loads(pickle.dumps(llm))):
+        assert copied.invoke(SPANISH).text == "Un gato."
+    assert "sk-secret" not in repr(llm) and "OneWord one-word" in repr(llm)
+    assert "sk-secret" not in llm._get_llm_string() and not llm.is_lc_serializable()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (None, "made with OneWord one-word, but the chat model has no embeddings"),
+        (OneWord("two-words"), "the chat model's embeddings are OneWord two-words"),
+    ],
+)
+def test_other_embeddings_are_refused_when_the_chat_model_is_made(tmp_path, given, said):
+    with pytest.raises(UsageError, match=said) as error:
+        SpecFuseChatModel(members=members(), calibration=embedded(tmp_path), embeddings=given)
+    assert "embeddings=" in error.value.__notes__[0]
+
+
+def test_embeddings_of_another_length_are_refused_at_the_question(tmp_path):
+    llm = SpecFuseChatModel(
+        members=members(), calibration=embedded(tmp_path), embeddings=OneWord(dimension=3)
+    )
+    with pytest.raises(UsageError, match="must return 2 finite numbers for a text, got 3"):
+        llm.invoke(ADD)
+
+
+def test_what_is_not_embeddings_is_refused():
+    with pytest.raises(UsageError, match="embeddings must be LangChain's Embeddings, got 'ada'"):
+        SpecFuseChatModel(members=members(), embeddings="ada")
+    with pytest.raises(UsageError, match="chosen when the chat model is made"):
+        SpecFuseChatModel(members=members()).invoke(ADD, embeddings=OneWord())
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"specfuse_calibration": 1}, "it has format 1"),
+        ({"specfuse_calibration": 3}, "it is not a calibration file of this version"),
+        ({"router": {"shares": SHARES, "weights": {"1": [0.5]}}}, "a weight for each member"),
+        ({"router": {"shares": {"eve": 1.0}, "weights": {}}}, "made for other members"),
+        ({"router": {"shares": SHARES, "weights": {}, "features": "n-grams 9"}}, "'n-grams 9'"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_refused_with_the_way_to_make_a_new_one(
+    tmp_path, change, said
+):
+    file = Path(calibration(tmp_path))
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    with pytest.raises(UsageError, match=said) as error:
+        SpecFuseChatModel(members=members(), calibration=file)
+    assert "doctor --prompts FILE --calibration FILE" in error.value.__notes__[0]
