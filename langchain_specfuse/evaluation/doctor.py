@@ -21,6 +21,7 @@ from ..core.routing import Embedded, Router, features_of
 from ..errors import UsageError, advised, amount
 from .comparison import GAP, Comparison, by_system, mean, scores_of
 from .gate import tried, weights
+from .graders import Question
 from .health import BAD, GOOD, WATCH, Finding, examine, load
 from .report import Report, summary
 from .results import Graded, Results
@@ -107,7 +108,7 @@ def diagnosed(
     plan, answers = asked([*singles, *ways])
     router = None
     if ways:
-        router, routed = with_router(task, alone, embeddings)
+        router, routed = with_router(task.questions, alone, embeddings)
         ways.append(System(ROUTER, tuple(healthy), settings))
         plan = replace(plan, systems=(*singles, *ways))
         answers += routed
@@ -194,25 +195,26 @@ def ways_of(
 
 
 def with_router(
-    task: Task, alone: Mapping[str, Sequence[Graded]], embeddings: Any = None
+    questions: Sequence[Question], alone: Mapping[str, Sequence[Graded]], embeddings: Any = None
 ) -> tuple[Router, list[Graded]]:
-    """A router made from all questions, and its answers: to each question, that of the member that
-    a router made from all other questions chooses."""
+    """A router made from all questions that every member was asked, and its answers: to each
+    question, that of the member that a router made from all other questions chooses."""
     # Among members with equal shares, the first leads: the fastest, as in _rank.
     names = sorted(alone, key=lambda name: math.fsum(graded.seconds for graded in alone[name]))
     by_question = {name: scores_of(alone[name]) for name in names}
-    questions = [
+    asked = [
         question
-        for question in task.questions
+        for question in questions
         if all(question.id in by_question[name] for name in names)
     ]
-    scores = {name: [by_question[name][item.id] for item in questions] for name in names}
+    scores = {name: [by_question[name][item.id] for item in asked] for name in names}
     read = made_with = None
     if embeddings is not None:
         read = partial(embedded, embeddings)
         made_with = Embedded(name_of(embeddings), len(embeddings.embed_query("How long is it?")))
-    features = [features_of(question.turns, read) for question in questions]
-    chosen = dict(zip((item.id for item in questions), left_out(features, scores), strict=True))
+    features = [features_of(question.turns, read) for question in asked]
+    leads = left_out(features, scores)
+    chosen = {question.id: lead for question, lead in zip(asked, leads, strict=True)}
     answers = [
         replace(graded, system=ROUTER)
         for name in names
