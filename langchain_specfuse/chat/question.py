@@ -83,17 +83,24 @@ class Question:
         return list(self.ensemble.members)[len(self.call.members) :]
 
     def who_leads(self, probes: Mapping[str, Probe]) -> Routing | None:
-        """Who leads, and why; None if only one member writes."""
-        if self.routing is not None or len(self.writers) < 2:
-            return self.routing
-        lead = self.ensemble.lead(probes, self.call)
+        """Who leads, and why; None if only one member writes. ``probes``: those of the members that
+        are loaded."""
+        if len(self.writers) < 2:
+            return None
+        routing = self.routing or self._lead_without_calibration(probes)
+        order = [name for name in self.ensemble.order(self.call) if name in probes]
+        if order and order[0] != routing.lead:
+            return Routing(order[0], "reserve", routing.expected)
+        return routing
+
+    def _lead_without_calibration(self, probes: Mapping[str, Probe]) -> Routing:
+        lead = self.ensemble.lead(self.call)
         if lead is None:
             return Routing(None, "vote")
         if self.call.lead != "auto":
             return Routing(lead, "named")
-        if lead == largest({name: probes[name].size for name in self.writers}):
-            return Routing(lead, "largest")
-        return Routing(lead, "scorer" if probes[lead].scores else "first")
+        sizes = {name: probes[name].size if name in probes else 0 for name in self.writers}
+        return Routing(lead, "largest" if lead == largest(sizes) else "first")
 
     @property
     def model_name(self) -> str:

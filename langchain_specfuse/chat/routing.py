@@ -17,8 +17,8 @@ REASONS: Mapping[str, str] = {
     "calibration": "{expected} of the questions of the calibration",
     "named": "it was named as the lead",
     "largest": "it has at least twice the parameters of every other member",
-    "scorer": "no other member can score",
-    "first": "it is the first member, and no member can score",
+    "first": "it is the first member, and the others could not vote without further requests",
+    "reserve": "the member that should lead has failed lately",
 }
 """The value of ``Routing.by`` -> the reason in words."""
 

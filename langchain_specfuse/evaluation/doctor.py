@@ -238,9 +238,7 @@ def calibrated(
         for position, attempt in enumerate(attempts)
         if attempt.opened and uses_others(attempt, attempts)
     ]
-    calibration = Calibration(
-        lead, members, questions, tuple(attempts), method={"margin": math.inf}
-    )
+    calibration = Calibration(lead, members, questions, tuple(attempts))
     if not opened:
         return calibration
     _, _, position = min(opened)
@@ -251,7 +249,7 @@ def calibrated(
     return replace(
         calibration,
         use=way.name,
-        method={**settings.method.changes, "margin": settings.method.margin},
+        method=settings.method.changes,
         result=settings.result if isinstance(settings.result, str) else None,
         prior=settings.prior,
         leads=settings.lead is not None,

@@ -37,7 +37,7 @@ def router() -> Router:
 
 def calibration(folder: Path, **changes: Any) -> str:
     file = folder / "calibration.json"
-    values = {"use": "router", "method": {"margin": float("inf")}, "router": router()}
+    values = {"use": "router", "router": router()}
     Calibration("adder", SHARES, 40, **{**values, **changes}).save(file)
     return str(file)
 

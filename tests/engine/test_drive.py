@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import math
 import queue
 import threading
 
