@@ -59,7 +59,7 @@ def fused(query: Query, settings: Settings, panel: Panel, referee: Referee = FRE
         jobs = {name: job_of(query, settings, answer, sample, can_pay) for name in panel.drafters}
         if not jobs:
             break
-        replies = yield from whole_answers(jobs, answer)
+        replies = yield from whole_answers(jobs, answer, replaceable=len(jobs) > 1)
         clock.lap("draft", replies)
         panel = without_failed(panel, jobs, replies, answer, 0, needed=False)
         for name, reply in replies.items():
@@ -109,7 +109,7 @@ def fused(query: Query, settings: Settings, panel: Panel, referee: Referee = FRE
     yield from rounds(
         _question(query, [draft.text for draft in drafts.values()]),
         settings.model_copy(update={"method": alone}),
-        replace(panel, lead=writer),
+        _led_by(writer, panel),
         referee,
         budget=budget,
     )
@@ -124,6 +124,16 @@ def _writer(panel: Panel, settings: Settings) -> str:
         if name in names:
             return str(name)
     return max(names, key=lambda name: round(panel.weights[name], 12), default="")
+
+
+def _led_by(writer: str, panel: Panel) -> Panel:
+    """The panel with this member alone, and the others in reserve."""
+    others = [name for name in panel.drafters if name != writer]
+    others.sort(key=lambda name: -round(panel.weights[name], 12))
+    (lead,) = [member for member in panel.members if member.name == writer]
+    return replace(
+        panel, members=(lead,), weights={writer: 1.0}, lead=writer, reserve=tuple(others)
+    )
 
 
 def _whole(draft: Draft, answer: Answer) -> Draft:

@@ -349,8 +349,8 @@ class Ask:
     jobs: Mapping[str, DraftJob | ScoreJob]
     round: int
     replaceable: bool = False
-    """Whether a member in reserve could take over, so that a member that gives no sign of life
-    need not be waited for."""
+    """Whether the answer could go on without any one of these members, because another could take
+    over or answers as well. A member that gives no sign of life need not be waited for then."""
 
 
 @dataclass(frozen=True, slots=True)

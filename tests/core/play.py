@@ -24,6 +24,7 @@ from langchain_specfuse.core.values import (
     Scored,
     ScoreJob,
     Turn,
+    Wake,
 )
 from langchain_specfuse.members.scripted import ScriptedMember
 
@@ -85,6 +86,8 @@ def play(
             elif isinstance(item, CheckAsk):
                 played.checks.append(item)
                 replies = tuple(map(verdict_of, item.jobs))
+            elif isinstance(item, Wake):
+                replies = Panelist(item.member)
             else:
                 played.asks.append(item)
                 replies = {

@@ -80,6 +80,11 @@ def test_all_members_answer_side_by_side_and_only_the_lead_writes():
     assert not played.asked(ScoreJob)
 
 
+def test_a_silent_member_is_waited_for_only_if_no_other_answers_or_could_take_over():
+    assert [ask.replaceable for ask in fuse(TWO).asks] == [True] * 4
+    assert [ask.replaceable for ask in fuse({"a": TWO["a"]}).asks] == [False] * 4
+
+
 @pytest.mark.parametrize("method", [Method(margin=1.0), Method(margin=None), Method()])
 def test_members_never_vote_on_the_final_answer_whatever_the_method(method):
     played = fuse(TWO, FUSED.model_copy(update={"method": method}))
