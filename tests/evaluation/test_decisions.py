@@ -1,0 +1,150 @@
+"""The doctor's fit of decisions: its examples, its numbers and its file."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from langchain_specfuse import ScriptedMember, UsageError
+from langchain_specfuse.chat.label_calibrations import read_labels, write_labels
+from langchain_specfuse.chat.labelling import Decider
+from langchain_specfuse.engine.ensemble import Ensemble
+from langchain_specfuse.evaluation.decisions import examples_of, fitted_to, text_of
+
+TEAMS = ("billing", "sales", "tech_support")
+
+
+def lines(count: int = 60, seed: int = 0, **more):
+    rng = random.Random(seed)
+    for number in range(count):
+        team = rng.choice(TEAMS)
+        yield {"input": f"Request {number} about {team}.", "label": team, **more}
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(rows):
+        path = tmp_path / "examples.jsonl"
+        path.write_text("\n".join(map(json.dumps, rows)))
+        return path
+
+    return write
+
+
+def about(text):
+    return next((team for team in TEAMS if f"about {team}" in text), "")
+
+
+def member(name, known=TEAMS, confidence=1.0):
+    """A member that knows the right team if it is one of these, and otherwise says sales."""
+
+    def script(query):
+        text = query.turns[-1].text.rpartition("Text: ")[2]
+        team = about(text)
+        return (team if team in known else "sales").replace("_", " ")
+
+    return ScriptedMember(script, name=name, confidence=confidence)
+
+
+def test_a_fit_makes_the_members_better_and_knows_the_best(file):
+    members = [member("knows"), member("guesses", known=())]
+    fitted = fitted_to(examples_of(file(lines())), Ensemble(members))
+    by_system = {(quality.system, quality.calibrated): quality for quality in fitted.qualities}
+    assert fitted.best == "knows"
+    assert by_system["knows", True].log_loss < by_system["knows", False].log_loss
+    assert by_system["knows", True].accuracy == 1.0
+    assert by_system["together", True].log_loss <= by_system["knows", True].log_loss + 0.01
+    assert fitted.calibration.weights["guesses"] < 0.2
+    assert "together" in text_of(fitted)
+
+
+def test_what_was_fitted_decides_after_it_was_written_and_read(file, tmp_path):
+    members = [member("knows", confidence=0.2), member("half", known=("billing",))]
+    fitted = fitted_to(examples_of(file(lines())), Ensemble(members))
+    path = tmp_path / "calibration.json"
+    write_labels(path, fitted.calibration)
+    (read,) = read_labels(path, ["half", "knows"])
+    decider = Decider(Ensemble(members))
+    new = [(fitted.question, row["input"]) for row in lines(20, seed=1)]
+    calibrated = decider.decide(new, [read])
+    assert [decision.label for decision in calibrated] == [about(text) for _, text in new]
+    plain = decider.decide(new)
+    surer = zip(calibrated, plain, strict=True)
+    assert all(a.probabilities[a.label] > b.probabilities[b.label] for a, b in surer)
+
+
+def test_a_file_keeps_other_labels_and_everything_else(file, tmp_path):
+    path = tmp_path / "calibration.json"
+    path.write_text(json.dumps({"specfuse_calibration": 1, "lead": "knows"}))
+    members = Ensemble([member("knows")])
+    first = fitted_to(examples_of(file(lines())), members).calibration
+    second = fitted_to(
+        examples_of(
+            file({"input": f"n {i}", "label": "yes" if i % 2 else "no"} for i in range(30))
+        ),
+        members,
+    ).calibration
+    for calibration in (first, second, first):
+        write_labels(path, calibration)
+    assert json.loads(path.read_text())["lead"] == "knows"
+    read = read_labels(path, ["knows"])
+    assert sorted(calibration.labels for calibration in read) == [TEAMS, ("no", "yes")]
+
+
+def test_labels_say_what_kind_of_question_it_is(file):
+    def kind(labels, **more):
+        rows = [{"input": f"text {i}", "label": labels[i % len(labels)], **more} for i in range(24)]
+        return examples_of(file(rows)).question
+
+    assert kind(["a", "b"]).kind == "choice"
+    assert kind([True, False]).labels == ("no", "yes")
+    scale = kind([0, 2], criteria=["calm", "worried", "angry"])
+    assert (scale.kind, scale.labels) == ("score", ("0", "1", "2"))
+    described = kind(["a", "b"], criteria={"a": "first", "b": None, "c": "rest"})
+    assert described.labels == ("a", "b", "c")
+    assert "- a: first" in described.prompt("text")
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"input": "a", "label": "b"}] * 5, "at least 20 examples, got 5"),
+        ([{"input": "a", "label": "b"}] * 25, "every example has the label 'b'"),
+        ([{"input": "a"}] * 25, ":1: label must be a text, got None"),
+        ([{"input": 7, "label": "b"}] * 25, ":1: input must be a text, got 7"),
+        (
+            [{"input": "a", "label": label, "criteria": {"b": None}} for label in "bc" * 12],
+            "the criteria have no 'c'",
+        ),
+        (
+            [{"input": "a", "label": "b", "instructions": text} for text in ("one", "two")],
+            ":2: its instructions differ",
+        ),
+    ],
+)
+def test_wrong_examples_are_refused_with_their_place(file, rows, message):
+    with pytest.raises(UsageError, match=message) as caught:
+        examples_of(file(rows))
+    assert caught.value.__notes__
+
+
+@pytest.mark.filterwarnings("default:broken takes no part")
+def test_a_member_that_fails_is_not_part_of_the_fit(file):
+    class Failing(ScriptedMember):
+        def score(self, jobs):
+            raise RuntimeError("out of order")
+
+    members = Ensemble([member("knows"), Failing("x", name="broken")])
+    fitted = fitted_to(examples_of(file(lines(30))), members)
+    assert list(fitted.calibration.weights) == ["knows"]
+
+
+def test_a_file_of_other_members_is_refused(file, tmp_path):
+    path = tmp_path / "calibration.json"
+    write_labels(
+        path, fitted_to(examples_of(file(lines(30))), Ensemble([member("a")])).calibration
+    )
+    with pytest.raises(UsageError, match="was made for a, but the members are b"):
+        read_labels(path, ["b"])
