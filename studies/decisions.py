@@ -315,7 +315,7 @@ def rows_in(path: Path) -> list[Row]:
 def table(task: str, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
     """Yield a row for each member, raw and calibrated, and for all together."""
     names = [name for name in FILES if any(row.member == name for row in rows)]
-    scores = {row.key[0::2] + (row.reversed,): row.scores for row in rows if row.task == task}
+    scores = {(row.member, row.id, row.reversed): row.scores for row in rows if row.task == task}
     usual = {row.key: row for row in rows if row.task == task and not row.reversed}
     complete = {
         row.id: row.label

@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -74,8 +74,9 @@ class Calibration:
     """False if all members vote as equals."""
     router: Router | None = None
     """Chooses the lead of each question; None unless ``use`` is ``router``."""
-    decisions: Mapping[str, Any] | None = None
-    """What :class:`.SpecFuseDecisionModel` reads."""
+    decisions: Sequence[Mapping[str, Any]] | None = None
+    """What :class:`.SpecFuseDecisionModel` reads, for each set of labels (see
+    ``chat.label_calibrations``). The chat model does not use it."""
 
     def as_dict(self) -> dict[str, Any]:
         """The calibration as plain JSON, in which infinity is the text ``inf``."""
@@ -103,8 +104,10 @@ class Calibration:
 
     def save(self, path: str | Path) -> None:
         """Write the calibration to a JSON file, with a line for each row of the router's
-        weights."""
-        text = json.dumps(self.as_dict(), indent=1)
+        weights. The decisions of a file that exists are kept."""
+        data = self.as_dict()
+        data["decisions"] = data["decisions"] or _decisions_in(path)
+        text = json.dumps(data, indent=1)
         text = _NUMBERS.sub(lambda numbers: f"[{' '.join(numbers[1].split())}]", text)
         Path(path).write_text(text + "\n", encoding="utf-8")
 
@@ -128,6 +131,8 @@ class Calibration:
             )
         if version != FORMAT:
             raise ValueError("it is not a calibration file of this version")
+        if "lead" not in data:
+            raise ValueError("it is for decisions only, and does not say who leads")
         for option, value in data["method"].items():
             if value == "inf":
                 data["method"][option] = math.inf
@@ -145,6 +150,14 @@ class Calibration:
 _ADAPTER = TypeAdapter(Calibration)
 _NUMBERS = re.compile(r"\[\n([-+.\de,\n ]+)\]")
 """A list of numbers in indented JSON. The text of a value contains no line break."""
+
+
+def _decisions_in(path: str | Path) -> Any:
+    """The decisions in this file, if it exists and has any."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8-sig")).get("decisions")
+    except (OSError, ValueError, AttributeError):
+        return None
 
 
 def _check_router(router: Router, members: Iterable[str]) -> None:

@@ -25,7 +25,9 @@ def read_labels(path: str | Path, members: Sequence[str]) -> list[LabelCalibrati
     """The calibrations in this file, which must be for exactly these members."""
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8-sig"))
-        calibrations = [_from_data(entry) for entry in data[KEY]]
+        calibrations = [_from_data(entry) for entry in data[KEY] or ()]
+        if not calibrations:
+            raise KeyError(KEY)
     except KeyError as error:
         unfit = UsageError(f"calibration {str(path)!r} cannot be read: there is no {error}")
         raise advised(unfit, ADVICE) from error
@@ -50,7 +52,7 @@ def write_labels(path: str | Path, calibration: LabelCalibration) -> None:
     if target.exists():
         try:
             data = json.loads(target.read_text(encoding="utf-8-sig"))
-            entries = list(data.get(KEY, []))
+            entries = list(data.get(KEY) or [])
         except (OSError, ValueError, AttributeError, TypeError) as error:
             wrong = UsageError(f"{target} exists, but is not a calibration file: {error}")
             raise advised(wrong, "name another file") from error

@@ -14,8 +14,9 @@ from ..errors import amount
 from .choices import ensemble_of, options_of, say
 
 
-def run(arguments: argparse.Namespace, calibration: str | None, out: TextIO) -> bool:
-    """Fit, print how good the probabilities are, and write the calibration to this file."""
+def run(arguments: argparse.Namespace, out: TextIO) -> bool:
+    """Fit, print how good the probabilities are, and write the calibration if there is a file for
+    it."""
     from ..chat.label_calibrations import write_labels
     from ..evaluation.decisions import examples_of, fitted_to, text_of
     from ..show.terminal import visible
@@ -34,8 +35,8 @@ def run(arguments: argparse.Namespace, calibration: str | None, out: TextIO) -> 
     fitted = fitted_to(examples, ensemble, settings, watch=watch)
     if not arguments.quiet:
         print(file=sys.stderr)
-    if calibration:
-        write_labels(Path(calibration), fitted.calibration)
+    if arguments.calibration:
+        write_labels(Path(arguments.calibration), fitted.calibration)
     content = json.dumps(fitted.as_dict()) if arguments.json else visible(text_of(fitted))
     print(content, file=out)
     return True

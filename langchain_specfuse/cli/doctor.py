@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> bool:
 
     _check(arguments)
     if arguments.decisions:
-        return decisions.run(arguments, arguments.profile, out)
+        return decisions.run(arguments, out)
     task = own_task()
     if arguments.prompts:
         task = jsonl(arguments.prompts, arguments.grader, allow_code=arguments.allow_code)

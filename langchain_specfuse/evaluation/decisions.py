@@ -34,7 +34,7 @@ from ..core.labels import (
 )
 from ..core.options import Settings
 from ..engine.ensemble import Ensemble
-from ..errors import UsageError, advised, amount
+from ..errors import EnsembleError, UsageError, advised, amount
 from .running import AT_ONCE
 from .tasks import json_lines
 
@@ -75,8 +75,14 @@ class Quality:
         calibrated: bool,
     ) -> Quality:
         """The quality of these probabilities. ``labels``: the right ones."""
-        measures = (measure(rows, labels) for measure in (accuracy, log_loss, brier))
-        return cls(system, calibrated, *measures, calibration_error(rows, labels))
+        return cls(
+            system,
+            calibrated,
+            accuracy(rows, labels),
+            log_loss(rows, labels),
+            brier(rows, labels),
+            calibration_error(rows, labels),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +205,8 @@ def fitted_scores(examples: Examples, scores: Mapping[str, Sequence[tuple[float,
     """The fit to scores: member -> its scores of each example, and at last those without a text."""
     labels = examples.labels
     complete = {name: rows for name, rows in scores.items() if len(rows) == len(labels) + 1}
+    if not complete:
+        raise EnsembleError(f"no member has scored all examples: {', '.join(scores)} failed")
     own = {name: rows[:-1] for name, rows in complete.items()}
     result = fit(own, labels)
     calibration = LabelCalibration(

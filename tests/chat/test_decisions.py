@@ -179,7 +179,7 @@ def written(path, members=("knows",), labels=("billing", "sales", "tech_support"
         "bias": {name: {label: bias.get(label, 0.0) for label in labels} for name in members},
         "weights": dict.fromkeys(members, 1.0),
     }
-    path.write_text(json.dumps({"specfuse_calibration": 1, "decisions": [data]}))
+    path.write_text(json.dumps({"specfuse_calibration": 2, "decisions": [data]}))
     return path
 
 

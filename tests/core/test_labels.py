@@ -98,9 +98,7 @@ def test_members_with_different_errors_together_predict_new_examples_better_than
     members = {"a": view(labels, {0, 1}), "b": view(labels, {2, 3})}
     half = {name: rows[:300] for name, rows in members.items()}
     result = fit(half, labels[:300])
-    rows = {
-        name: [result.scales[name](row) for row in own[300:]] for name, own in members.items()
-    }
+    rows = {name: [result.scales[name](row) for row in own[300:]] for name, own in members.items()}
     together = [
         averaged({name: own[i] for name, own in rows.items()}, result.weights) for i in range(300)
     ]

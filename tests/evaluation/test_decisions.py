@@ -8,10 +8,13 @@ import random
 import pytest
 
 from langchain_specfuse import ScriptedMember, UsageError
+from langchain_specfuse.chat.calibration import Calibration
 from langchain_specfuse.chat.label_calibrations import read_labels, write_labels
 from langchain_specfuse.chat.labelling import Decider
+from langchain_specfuse.cli.main import FINE, MISUSED, main
 from langchain_specfuse.engine.ensemble import Ensemble
 from langchain_specfuse.evaluation.decisions import examples_of, fitted_to, text_of
+from tests.demo_members import replace_demo
 
 TEAMS = ("billing", "sales", "tech_support")
 
@@ -75,9 +78,10 @@ def test_what_was_fitted_decides_after_it_was_written_and_read(file, tmp_path):
     assert all(a.probabilities[a.label] > b.probabilities[b.label] for a, b in surer)
 
 
-def test_a_file_keeps_other_labels_and_everything_else(file, tmp_path):
+def test_a_file_keeps_other_labels_and_who_leads(file, tmp_path):
     path = tmp_path / "calibration.json"
-    path.write_text(json.dumps({"specfuse_calibration": 1, "lead": "knows"}))
+    leads = Calibration("knows", {"knows": 1.0}, 20)
+    leads.save(path)
     members = Ensemble([member("knows")])
     first = fitted_to(examples_of(file(lines())), members).calibration
     second = fitted_to(
@@ -88,7 +92,8 @@ def test_a_file_keeps_other_labels_and_everything_else(file, tmp_path):
     ).calibration
     for calibration in (first, second, first):
         write_labels(path, calibration)
-    assert json.loads(path.read_text())["lead"] == "knows"
+    leads.save(path)
+    assert Calibration.load(path).lead == "knows"
     read = read_labels(path, ["knows"])
     assert sorted(calibration.labels for calibration in read) == [TEAMS, ("no", "yes")]
 
@@ -130,21 +135,47 @@ def test_wrong_examples_are_refused_with_their_place(file, rows, message):
     assert caught.value.__notes__
 
 
-@pytest.mark.filterwarnings("default:broken takes no part")
 def test_a_member_that_fails_is_not_part_of_the_fit(file):
     class Failing(ScriptedMember):
         def score(self, jobs):
             raise RuntimeError("out of order")
 
     members = Ensemble([member("knows"), Failing("x", name="broken")])
-    fitted = fitted_to(examples_of(file(lines(30))), members)
+    with pytest.warns(UserWarning, match="broken takes no part"):
+        fitted = fitted_to(examples_of(file(lines(30))), members)
     assert list(fitted.calibration.weights) == ["knows"]
 
 
 def test_a_file_of_other_members_is_refused(file, tmp_path):
     path = tmp_path / "calibration.json"
-    write_labels(
-        path, fitted_to(examples_of(file(lines(30))), Ensemble([member("a")])).calibration
-    )
+    write_labels(path, fitted_to(examples_of(file(lines(30))), Ensemble([member("a")])).calibration)
     with pytest.raises(UsageError, match="was made for a, but the members are b"):
         read_labels(path, ["b"])
+
+
+def test_the_command_prints_the_fit_and_writes_a_file_that_no_chat_model_takes(
+    file, tmp_path, monkeypatch, capsys
+):
+    file(lines())
+    monkeypatch.chdir(tmp_path)
+    replace_demo([member("knows"), member("guesses", known=())], monkeypatch.setattr)
+    call = ["doctor", "--decisions", "examples.jsonl", "--calibration", "c.json", "-q", "--json"]
+    assert main(call) == FINE
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["best"] == "knows" and printed["labels"] == list(TEAMS)
+    (read,) = read_labels("c.json", ["knows", "guesses"])
+    assert read.examples == 60
+    with pytest.raises(UsageError, match="decisions only"):
+        Calibration.load("c.json")
+
+
+@pytest.mark.parametrize(
+    "more", [["--prompts", "x.jsonl"], ["--grader", "number"], ["--calibration", "none/c.json"]]
+)
+def test_the_command_refuses_what_it_cannot_use(file, tmp_path, monkeypatch, capsys, more):
+    file(lines())
+    monkeypatch.chdir(tmp_path)
+    replace_demo([member("knows")], monkeypatch.setattr)
+    assert main(["doctor", "--decisions", "examples.jsonl", *more]) == MISUSED
+    error = capsys.readouterr().err
+    assert more[0] in error and "-> " in error
