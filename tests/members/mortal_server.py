@@ -1,0 +1,110 @@
+"""A fake OpenAI-compatible server in this process whose replies can break off: in the middle of a
+character, with an error status, or never ending.
+
+It writes its name, an umlaut and the number of each word, and continues the text of others at the
+next number.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+class MortalServer:
+    """Records the body of every request except trials in ``asked``."""
+
+    def __init__(
+        self, name: str, *, dies_after: int | None = None, how: str = "cut", words: int = 24
+    ) -> None:
+        """``dies_after``: words after which a reply breaks off; None: never. ``how``: ``cut`` in
+        the middle of a character, ``end`` (the reply ends without saying why), ``hang``, or the
+        status of an error instead of a reply."""
+        self.name, self.dies_after, self.how, self.words = name, dies_after, how, words
+        self.asked: list[Any] = []
+        self.released = threading.Event()
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _answering(self))
+        self._server.daemon_threads = True
+        threading.Thread(target=self._server.serve_forever, args=(0.005,), daemon=True).start()
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/v1"
+
+    def stop(self) -> None:
+        self.released.set()
+        self._server.shutdown()
+        self._server.server_close()
+
+    def texts(self, messages: list[dict[str, Any]]) -> list[str]:
+        """The words of one reply."""
+        if any(message["content"].startswith("Count the numbers") for message in messages):
+            return ["six,", " five,", " four"]
+        begun = messages[-1]["content"] if messages[-1]["role"] == "assistant" else ""
+        first = len(begun.split())
+        return [
+            f"{' ' if number else ''}{self.name}ö{number}" for number in range(first, self.words)
+        ]
+
+
+def _answering(server: MortalServer) -> type[BaseHTTPRequestHandler]:
+    class Answering(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            is_trial = body["messages"][0]["content"].startswith("Count the numbers")
+            if not is_trial:
+                server.asked.append(body)
+            if server.how.isdigit() and server.dies_after is not None:
+                return self._refuse(int(server.how))
+            self.send_response(200)
+            self.send_header("Content-Type", "text/event-stream")
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            try:
+                self._stream(server.texts(body["messages"]), None if is_trial else server.dies_after)
+            except OSError:  # the client has hung up
+                self.close_connection = True
+            return None
+
+        def _stream(self, words: list[str], dies_after: int | None) -> None:
+            for at, word in enumerate(words):
+                event = self._event({"content": word}, None)
+                if at == dies_after and server.how == "cut":
+                    self._send(event[: event.index("ö".encode()) + 1])
+                    self.wfile.flush()
+                    self.connection.close()
+                    self.close_connection = True
+                    return
+                if at == dies_after and server.how == "end":
+                    self._send(b"")
+                    return
+                if at == dies_after:
+                    server.released.wait(30)
+                self._send(event)
+            self._send(self._event({}, "stop"))
+            self._send(b"data: [DONE]\n\n")
+            self._send(b"")
+
+        def _event(self, delta: dict[str, str], finish: str | None) -> bytes:
+            choice = {"index": 0, "delta": delta, "finish_reason": finish}
+            head = {"id": "x", "object": "chat.completion.chunk", "created": 1, "model": "m"}
+            data = json.dumps({**head, "choices": [choice]}, ensure_ascii=False)
+            return f"data: {data}\n\n".encode()
+
+        def _send(self, data: bytes) -> None:
+            self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+            self.wfile.flush()
+
+        def _refuse(self, status: int) -> None:
+            data = json.dumps({"error": {"message": "not now", "type": "x"}}).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    return Answering
