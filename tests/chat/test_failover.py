@@ -232,7 +232,7 @@ def umlauts(text: str) -> list[int]:
 @pytest.mark.parametrize("length", [1, 4, 64])
 @pytest.mark.parametrize(
     ("how", "after"),
-    [("cut", 0), ("cut", 7), ("hang", 7), ("500", 0), ("429", 0), ("401", 0), ("end", 7)],
+    [("cut", 0), ("cut", 7), ("hang", 7), ("500", 0), ("429", 0), ("401", 0)],
 )
 def test_a_provider_that_breaks_off_is_replaced_in_mid_sentence(hosted, how, after, length):
     (first, dying), (second, other) = hosted("a", dies_after=after, how=how), hosted("b")
@@ -248,6 +248,16 @@ def test_a_provider_that_breaks_off_is_replaced_in_mid_sentence(hosted, how, aft
     assert text.startswith("".join(begun)) and len(dying.asked) == 1
     (left,) = joined(chunks).response_metadata["specfuse"]["exits"]
     assert left["member"] == "a" and left["kind"] == ("timeout" if how == "hang" else "error")
+
+
+def test_a_reply_that_ends_without_a_reason_has_broken_off_if_others_gave_one(hosted):
+    (first, _), (second, other) = hosted("a", dies_after=7, how="end", spared=1), hosted("b")
+    llm = SpecFuseChatModel(members=[first, second], segment_tokens=4)
+    assert writers(llm.invoke("Count.").text) == "a" and other.asked == []
+    message = llm.invoke("Count again.")
+    assert umlauts(message.text) == list(range(24)) and writers(message.text) == "ab"
+    (left,) = message.response_metadata["specfuse"]["exits"]
+    assert left["kind"] == "error" and "broke off" in left["reason"]
 
 
 def test_a_reserve_is_sent_no_request_while_the_lead_works(hosted):

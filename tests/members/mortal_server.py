@@ -17,12 +17,19 @@ class MortalServer:
     """Records the body of every request except trials in ``asked``."""
 
     def __init__(
-        self, name: str, *, dies_after: int | None = None, how: str = "cut", words: int = 24
+        self,
+        name: str,
+        *,
+        dies_after: int | None = None,
+        how: str = "cut",
+        words: int = 24,
+        spared: int = 0,
     ) -> None:
         """``dies_after``: words after which a reply breaks off; None: never. ``how``: ``cut`` in
         the middle of a character, ``end`` (the reply ends without saying why), ``hang``, or the
-        status of an error instead of a reply."""
+        status of an error instead of a reply. The first ``spared`` replies are whole."""
         self.name, self.dies_after, self.how, self.words = name, dies_after, how, words
+        self.spared = spared
         self.asked: list[Any] = []
         self.released = threading.Event()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _answering(self))
@@ -55,14 +62,17 @@ def _answering(server: MortalServer) -> type[BaseHTTPRequestHandler]:
             is_trial = body["messages"][0]["content"].startswith("Count the numbers")
             if not is_trial:
                 server.asked.append(body)
-            if server.how.isdigit() and server.dies_after is not None:
+            dies_after = server.dies_after
+            if is_trial or len(server.asked) <= server.spared:
+                dies_after = None
+            if server.how.isdigit() and dies_after is not None:
                 return self._refuse(int(server.how))
             self.send_response(200)
             self.send_header("Content-Type", "text/event-stream")
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
             try:
-                self._stream(server.texts(body["messages"]), None if is_trial else server.dies_after)
+                self._stream(server.texts(body["messages"]), dies_after)
             except OSError:  # the client has hung up
                 self.close_connection = True
             return None

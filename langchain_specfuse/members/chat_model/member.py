@@ -163,6 +163,9 @@ class ChatModelMember:
         """How it continues a text; empty: it cannot; None: not tried yet."""
         self._repeats: int | None = 0
         """How many words of the text it repeats when it continues; None: all of them."""
+        self._gives_reasons = False
+        """Whether an earlier reply has said why it ended. One that does not has broken off then:
+        a connection that is cut may look like the end."""
         self._unreported = Effort()
         """The cost of trials that no reply has reported yet."""
         self._streams: dict[str, OpenStream] = {}
@@ -366,8 +369,13 @@ class ChatModelMember:
     def _parts(
         self, messages: Sequence[BaseMessage], options: Mapping[str, Any]
     ) -> Iterator[StreamPart]:
-        reply = Reply(self.name, self.model, self.thinking_tokens, self._note_sign)
-        return reply.parts(messages, options)
+        reply = Reply(
+            self.name, self.model, self.thinking_tokens, self._note_sign, self._gives_reasons
+        )
+        try:
+            yield from reply.parts(messages, options)
+        finally:
+            self._gives_reasons |= reply.has_reason
 
     def _note_sign(self, ahead_s: float = 0.0) -> None:
         """Note a sign of life, ``ahead_s`` ahead if no chunk may arrive for so long."""

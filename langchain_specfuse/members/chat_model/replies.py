@@ -42,8 +42,10 @@ class Reply:
         model: BaseChatModel,
         thinking_tokens: int,
         on_chunk: Callable[[], None],
+        needs_reason: bool = False,
     ) -> None:
-        """``member`` is the member's name, for errors. ``on_chunk`` is called for each chunk."""
+        """``member`` is the member's name, for errors. ``on_chunk`` is called for each chunk.
+        ``needs_reason``: a reply that ends without a reason has broken off."""
         self._member = member
         self._model = model
         self._limit = thinking_tokens
@@ -56,6 +58,12 @@ class Reply:
         """Text that may belong to the reasoning."""
         self._finish = ""
         self._refusal = ""
+        self._needs_reason = needs_reason
+
+    @property
+    def has_reason(self) -> bool:
+        """Whether the model has said why it stopped."""
+        return bool(self._finish)
 
     def parts(
         self, messages: Sequence[BaseMessage], options: Mapping[str, Any]
@@ -66,6 +74,7 @@ class Reply:
         own = {name: value for name, value in options.items() if name in fields}
         rest = {name: value for name, value in options.items() if name not in fields}
         model = self._model.model_copy(update=own) if own else self._model
+        chunk: Any = None
         chunks = model.stream(list(messages), **rest)
         try:
             while self._thought_size <= self._limit:
@@ -84,6 +93,8 @@ class Reply:
             self._refusal = self._refusal or str(error)
         finally:
             chunks.close()  # type: ignore[attr-defined]
+        if chunk is None and self._needs_reason and not self._finish:
+            raise MemberError("its reply broke off: it ended without a reason", member=self._member)
         if not self._begun:
             yield self._thought_alone()
         if self._finish == REFUSAL:
