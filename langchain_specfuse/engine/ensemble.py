@@ -86,12 +86,27 @@ class Ensemble:
     def loaded(self, settings: Settings | None = None) -> Future[dict[str, Probe]]:
         """What each member can do, once those are loaded that an answer with these settings begins
         with (without settings: all); starts loading if necessary. Members in reserve are loaded
-        afterwards. A failed load is tried again.
+        afterwards. A failed load is tried again: in the background, if another member can lead.
 
         Each caller gets a future of its own: an interrupt while waiting may leave its lock taken.
         """
-        first = [] if settings is None else self.order(settings)[:1]
-        return self._loaded(lambda: self._needed(settings), first or list(self.members))
+        order = [] if settings is None else self.order(settings)
+        return self._loaded(lambda: self._needed(settings), self._tried(order))
+
+    def _tried(self, order: Sequence[str]) -> list[str]:
+        """The members whose failed load is tried again before the answer begins. ``order``: the
+        lead and its reserve; empty if all members take part."""
+        if not order:
+            return list(self.members)
+        if any(name in self._probes for name in order):
+            # Nobody waits for a lead that could not be reached.
+            return [name for name in order[:1] if not self._is_unreached(name)]
+        return list(order)
+
+    def _is_unreached(self, name: str) -> bool:
+        """Whether the member could not be loaded, for a reason that may pass. Wrong settings do
+        not."""
+        return isinstance(self._failed.get(name), MemberError)
 
     def _needed(self, settings: Settings | None) -> list[str]:
         """The members that must be loaded before an answer with these settings begins."""
@@ -99,8 +114,8 @@ class Ensemble:
         if not order:
             return list(self.members)
         # A lead that cannot be reached is replaced; wrong settings of a member are an error.
-        loadable = [name for name in order if not isinstance(self._failed.get(name), MemberError)]
-        return [(loadable or order)[0]]
+        loadable = [name for name in order if not self._is_unreached(name)]
+        return loadable[:1] or order
 
     def _loaded(
         self, needed: Callable[[], Sequence[str]], tried: Sequence[str]
@@ -127,7 +142,7 @@ class Ensemble:
                 names = call.needed()
                 errors = [self._failed[name] for name in names if name in self._failed]
                 if errors:
-                    done.append((call.future, emptied(errors[0])))
+                    done.append((call.future, _joined(errors)))
                 elif set(names) <= self._probes.keys():
                     done.append((call.future, None))
                 else:
@@ -147,9 +162,8 @@ class Ensemble:
         """The member to load next: first those that a call waits for, then the reserve."""
         wanted = [name for call in self._waiting for name in call.needed()]
         for name in (*wanted, *self.members):
-            error = self._failed.get(name)
-            can_retry = isinstance(error, MemberError) and not self.breaker.is_paused(name)
-            if name not in self._probes and (error is None or can_retry):
+            can_retry = self._is_unreached(name) and not self.breaker.is_paused(name)
+            if name not in self._probes and (name not in self._failed or can_retry):
                 return name
         return None
 
@@ -163,12 +177,14 @@ class Ensemble:
                 self._loading = name is not None
             if name is None:
                 return
+            self.breaker.try_again(name)
             try:
                 probe = _probe_of(self.members[name])
             except BaseException as error:
                 self._note_failure(name, error)
             else:
                 self._probes[name] = probe
+                self._failed.pop(name, None)
             self._settle()
 
     def _note_failure(self, name: str, error: BaseException) -> None:
@@ -231,7 +247,9 @@ class Ensemble:
         order = self.order(settings)
         if order:
             # the order may have changed since the lead was loaded
-            lead = next(name for name in order if name in self._probes)
+            loaded = [name for name in order if name in self._probes]
+            able = [name for name in loaded if self._reads(name, kinds)]
+            lead = (able or loaded)[0]
             reserve = [name for name in order if name != lead]
             self.breaker.try_again(lead)
             self._refuse_blind([lead], kinds)
@@ -323,10 +341,11 @@ class Ensemble:
     def _note(self, round: Round) -> None:
         """Tell the breaker who has failed in this round and who has replied."""
         for gone in round.left:
-            self.breaker.failed(gone.member, gone.kind)
-        for name in round.drafts:
-            if name not in round.refusals:
-                self.breaker.worked(name)
+            # a conversation that a member cannot read says nothing about the member
+            if not isinstance(gone.cause, UsageError):
+                self.breaker.failed(gone.member, gone.kind)
+        for name in {*round.drafts, *round.refusals}:
+            self.breaker.worked(name)
 
     @contextmanager
     def _failures_noted(self) -> Iterator[None]:
@@ -335,7 +354,8 @@ class Ensemble:
             yield
         except EnsembleError as error:
             for failure in error.failures:
-                self.breaker.failed(failure.member, failure.kind)
+                if not isinstance(failure.__cause__, UsageError):
+                    self.breaker.failed(failure.member, failure.kind)
             raise
 
     def _loop(self, query: Query, settings: Settings, referee: Referee) -> Loop:
@@ -346,6 +366,18 @@ class Ensemble:
         if settings.segment == "answer":
             return answers(query, settings, panel, referee)
         return rounds(query, settings, panel, referee)
+
+
+def _joined(errors: Sequence[BaseException]) -> BaseException:
+    """The error if none of these members can be loaded."""
+    if len(errors) == 1:
+        return emptied(errors[0])
+    failures = tuple(emptied(error) for error in errors if isinstance(error, MemberError))
+    reasons = "; ".join(f"{failure.member}: {failure}" for failure in failures)
+    error = EnsembleError(f"no member can be loaded: {reasons}", failures=failures)
+    for note in dict.fromkeys(note for each in failures for note in getattr(each, "__notes__", ())):
+        error.add_note(note)
+    return error
 
 
 def _probe_of(member: Member) -> Probe:
