@@ -23,6 +23,8 @@ class _Pause:
     """When it ends, in seconds of ``time.monotonic()``."""
     is_tried: bool = False
     """Whether an answer has tried the member again since it last failed."""
+    works: bool = False
+    """Whether the member has replied to that answer, which is not complete."""
 
 
 class Breaker:
@@ -43,7 +45,7 @@ class Breaker:
         """Note that an answer tries this member after its pause; the others wait for the result."""
         with self._lock:
             pause = self._pauses.get(member)
-            if pause is not None:
+            if pause is not None and not pause.works:
                 pause.until = time.monotonic() + pause.seconds
                 pause.is_tried = True
 
@@ -59,8 +61,15 @@ class Breaker:
             seconds = min(seconds, LONGEST_PAUSE_S)
             self._pauses[member] = _Pause(seconds, time.monotonic() + seconds)
 
-    def worked(self, member: str) -> None:
-        """Note a reply."""
-        if member in self._pauses:
-            with self._lock:
+    def worked(self, member: str, *, is_done: bool = True) -> None:
+        """Note a reply: its pause is over. ``is_done``: the answer is complete. A member that fails
+        in the middle of every answer pauses longer each time."""
+        if member not in self._pauses:
+            return
+        with self._lock:
+            pause = self._pauses.get(member)
+            if is_done:
                 self._pauses.pop(member, None)
+            elif pause is not None and pause.is_tried:
+                pause.until = time.monotonic()
+                pause.works = True

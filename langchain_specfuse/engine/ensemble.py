@@ -142,7 +142,8 @@ class Ensemble:
                 names = call.needed()
                 errors = [self._failed[name] for name in names if name in self._failed]
                 if errors:
-                    done.append((call.future, _joined(errors)))
+                    missing = errors if len(errors) == len(names) else errors[:1]
+                    done.append((call.future, _joined(missing)))
                 elif set(names) <= self._probes.keys():
                     done.append((call.future, None))
                 else:
@@ -185,6 +186,7 @@ class Ensemble:
             else:
                 self._probes[name] = probe
                 self._failed.pop(name, None)
+                self.breaker.worked(name)
             self._settle()
 
     def _note_failure(self, name: str, error: BaseException) -> None:
@@ -345,7 +347,7 @@ class Ensemble:
             if not isinstance(gone.cause, UsageError):
                 self.breaker.failed(gone.member, gone.kind)
         for name in {*round.drafts, *round.refusals}:
-            self.breaker.worked(name)
+            self.breaker.worked(name, is_done=bool(round.finish))
 
     @contextmanager
     def _failures_noted(self) -> Iterator[None]:
@@ -370,9 +372,9 @@ class Ensemble:
 
 def _joined(errors: Sequence[BaseException]) -> BaseException:
     """The error if none of these members can be loaded."""
-    if len(errors) == 1:
-        return emptied(errors[0])
     failures = tuple(emptied(error) for error in errors if isinstance(error, MemberError))
+    if len(failures) < 2:
+        return emptied(errors[0])
     reasons = "; ".join(f"{failure.member}: {failure}" for failure in failures)
     error = EnsembleError(f"no member can be loaded: {reasons}", failures=failures)
     for note in dict.fromkeys(note for each in failures for note in getattr(each, "__notes__", ())):

@@ -22,6 +22,7 @@ from pydantic import BaseModel
 from langchain_specfuse import (
     ChatModelMember,
     EnsembleError,
+    MemberError,
     Method,
     ScriptedMember,
     SpecFuseCallbackHandler,
@@ -267,3 +268,166 @@ def test_a_reserve_is_sent_no_request_while_the_lead_works(hosted):
     for question in ("Count.", "Again.", "And again."):
         messages += [("user", question), llm.invoke([*messages, ("user", question)])]
     assert other.asked == [] and {writers(m.text) for m in messages[1::2]} == {"a"}
+
+
+# --- the circuit breaker --------------------------------------------------------------------------
+
+
+class Now:
+    """A clock for the circuit breakers, which moves when it is told to."""
+
+    def __init__(self) -> None:
+        self.seconds = 1000.0
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> Now:
+    clock = Now()
+    monkeypatch.setattr(breaker, "time", clock)
+    return clock
+
+
+def test_the_next_answers_begin_with_the_reserve_until_the_pause_is_over(now):
+    first, second = mortals((5, "raise"), (None, ""))
+    llm = SpecFuseChatModel(members=[first, second], segment_tokens=4)
+    assert writers(llm.invoke("Count.").text) == "ab" and len(requests(first)) == 1
+    for _ in range(3):
+        message = llm.invoke("Count.")
+        assert writers(message.text) == "b" and len(requests(first)) == 1
+        assert message.response_metadata["specfuse"]["exits"] == []
+    now.seconds += breaker.FIRST_PAUSE_S
+    assert writers(llm.invoke("Count.").text) == "ab" and len(requests(first)) == 2
+    now.seconds += breaker.FIRST_PAUSE_S
+    assert writers(llm.invoke("Count.").text) == "b", "the second pause is twice as long"
+    first.model.dies_after = None
+    now.seconds += breaker.FIRST_PAUSE_S
+    for _ in range(2):
+        assert writers(llm.invoke("Count.").text) == "a", "it has recovered"
+
+
+def test_one_answer_tries_a_member_again_while_others_go_on_with_the_reserve(now):
+    first, second = mortals((5, "raise"), (None, ""))
+    llm = SpecFuseChatModel(members=[first, second], segment_tokens=4)
+    llm.invoke("Count.")
+    now.seconds += breaker.FIRST_PAUSE_S
+    first.model.dies_after, first.model.how = 0, "hang"
+    texts: list[str] = []
+    trying = threading.Thread(target=lambda: texts.append(llm.invoke("Count.").text))
+    trying.start()
+    assert until(lambda: len(requests(first)) == 2)
+    assert writers(llm.invoke("Count.").text) == "b" and trying.is_alive()
+    first.model.released.set()
+    trying.join(LIMIT_S)
+    assert [writers(text) for text in texts] == ["b"] and len(requests(first)) == 2
+
+
+def test_a_refusal_or_a_full_context_says_nothing_about_the_member(now):
+    first = ScriptedMember("one two three four five six", name="first", max_context=4)
+    second = ScriptedMember("1 2 3 4 5 6", name="second")
+    llm = SpecFuseChatModel(members=[first, second], segment_tokens=2, lead="first")
+    for _ in range(2):
+        assert llm.invoke("Count.").text == "one two three four 5 6"
+
+
+# --- loading --------------------------------------------------------------------------------------
+
+
+class Loaded(ScriptedMember):
+    """Loads when it may, and fails to load with an error if it has one. ``loads`` has the names of
+    all members in the order in which their loading began."""
+
+    def __init__(self, *args: Any, loads: list[str], **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.loads = loads
+        self.error_at_load: Exception | None = None
+        self.may_load = threading.Event()
+        self.may_load.set()
+
+    def probe(self) -> Any:
+        self.loads.append(self.name)
+        self.may_load.wait(LIMIT_S)
+        if self.error_at_load is not None:
+            raise self.error_at_load
+        return super().probe()
+
+
+@pytest.fixture
+def pair() -> tuple[Loaded, Loaded]:
+    loads: list[str] = []
+    lead = Loaded("1 2 3 4 5 6", name="lead", loads=loads, fails_in=2)
+    return lead, Loaded("a b c d e f", name="spare", loads=loads)
+
+
+def led(pair: Sequence[ScriptedMember], **options: Any) -> SpecFuseChatModel:
+    """The second member of a pair leads, and the first is in reserve."""
+    lead, spare = pair
+    return SpecFuseChatModel(members=[spare, lead], lead="lead", segment_tokens=2, **options)
+
+
+def unreached(name: str) -> MemberError:
+    return MemberError(f"its server at http://{name} cannot be reached", member=name)
+
+
+def test_an_answer_begins_before_its_reserve_is_loaded_and_waits_for_it_only_if_it_is_needed(pair):
+    lead, spare = pair
+    spare.may_load.clear()
+    stream = led(pair).stream("Count.")
+    assert next(stream).text == "1 2" and until(lambda: lead.loads == ["lead", "spare"])
+    opened = threading.Timer(0.2, spare.may_load.set)
+    opened.start()
+    assert "".join(chunk.text for chunk in stream) == " c d e f"
+
+
+def test_a_reserve_that_cannot_be_loaded_is_reported_and_disturbs_no_answer(pair, caplog):
+    lead, spare = pair
+    lead.fails_in = None
+    spare.error_at_load = unreached("spare")
+    llm = led(pair)
+    message = llm.invoke("Count.")
+    assert message.text == "1 2 3 4 5 6"
+    assert message.response_metadata["specfuse"]["exits"] == []
+    assert until(lambda: "http://spare cannot be reached" in caplog.text)
+    assert llm.invoke("Count.").text == "1 2 3 4 5 6"
+
+
+def test_a_lead_that_cannot_be_loaded_is_replaced_and_leads_once_it_can(pair, now):
+    lead, spare = pair
+    lead.fails_in, lead.error_at_load = None, unreached("lead")
+    llm = led(pair)
+    for _ in range(3):
+        assert llm.invoke("Count.").text == "a b c d e f"
+    assert lead.loads.count("lead") == 1, "it is not tried again during its pause"
+    lead.error_at_load = None
+    lead.may_load.clear()
+    now.seconds += breaker.FIRST_PAUSE_S
+    assert llm.invoke("Count.").text == "a b c d e f", "no answer waits for another try"
+    lead.may_load.set()
+    assert until(lambda: llm.invoke("Count.").text == "1 2 3 4 5 6")
+
+
+def test_wrong_settings_of_the_lead_are_an_error_at_once(pair):
+    pair[0].error_at_load = UsageError("no such file: lead.gguf")
+    with pytest.raises(UsageError, match="lead.gguf"):
+        led(pair).invoke("Count.")
+
+
+def test_if_no_member_can_be_loaded_the_error_names_all_and_the_next_call_tries_all_again(pair):
+    lead, spare = pair
+    lead.error_at_load, spare.error_at_load = unreached("lead"), unreached("spare")
+    llm = led(pair)
+    with pytest.raises(EnsembleError, match="http://lead .*http://spare ") as raised:
+        llm.invoke("Count.")
+    assert [failure.member for failure in raised.value.failures] == ["lead", "spare"]
+    spare.error_at_load = None
+    assert llm.invoke("Count.").text == "a b c d e f"
+
+
+def test_if_all_members_fail_the_error_names_them_in_order():
+    members = mortals((5, "raise"), (3, "500"), (0, "401"))
+    with pytest.raises(EnsembleError, match=r"a \(error\).*b \(error\).*c \(error\)") as raised:
+        SpecFuseChatModel(members=members, segment_tokens=1).invoke("Count.")
+    assert [failure.member for failure in raised.value.failures] == ["a", "b", "c"]
+    assert numbers(raised.value.text) == list(range(len(raised.value.text.split())))
