@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from langchain_core.language_models import BaseChatModel
@@ -23,7 +21,6 @@ from langchain_specfuse import (
     ChatModelMember,
     EnsembleError,
     MemberError,
-    Method,
     ScriptedMember,
     SpecFuseCallbackHandler,
     SpecFuseChatModel,
@@ -31,10 +28,10 @@ from langchain_specfuse import (
     checks,
 )
 from langchain_specfuse.engine import breaker
-
+from tests.members import tiny
 from tests.members.mortal_server import MortalServer
 
-from .conftest import BLUE, LIMIT_S, FailingMember, GatedMember, joined, until
+from .conftest import BLUE, LIMIT_S, GatedMember, joined, until
 
 WORDS = 24
 """The length of a script of the random deaths."""
@@ -62,6 +59,7 @@ class Mortal(BaseChatModel):
     spared: int = 0
     """Answers that it completes before it may die."""
     words: int = WORDS
+    thought: str = ""
     asked: list[Any] = []  # noqa: RUF012 (a field)
     released: Any = None
 
@@ -86,6 +84,9 @@ class Mortal(BaseChatModel):
             texts = [f"{self.called}{number}" for number in range(first, self.words)]
         if self.dies_after == 0 and self._may_die():
             self._die()
+        if self.thought and not is_trial:
+            reasoning = [{"type": "reasoning", "reasoning": self.thought}]
+            yield ChatGenerationChunk(message=AIMessageChunk(reasoning))
         for at, text in enumerate(texts):
             if self.dies_after is not None and not is_trial and at == self.dies_after:
                 if self.how == "cut":
@@ -116,9 +117,7 @@ def mortals(*plans: tuple[int | None, str], **options: Any) -> list[ChatModelMem
     released = threading.Event()
     return [
         ChatModelMember(
-            Mortal(
-                called=name, dies_after=after, how=how, asked=[], released=released, **options
-            ),
+            Mortal(called=name, dies_after=after, how=how, asked=[], released=released, **options),
             name=name,
         )
         for name, (after, how) in zip("abcdef", plans, strict=False)
@@ -268,6 +267,259 @@ def test_a_reserve_is_sent_no_request_while_the_lead_works(hosted):
     for question in ("Count.", "Again.", "And again."):
         messages += [("user", question), llm.invoke([*messages, ("user", question)])]
     assert other.asked == [] and {writers(m.text) for m in messages[1::2]} == {"a"}
+
+
+# --- what the answer holds ------------------------------------------------------------------------
+
+
+@tool
+def book(city: str, nights: int, guests: list[str]) -> str:
+    """Book a room."""
+    return f"booked in {city}"
+
+
+class Booking(BaseModel):
+    """A booking."""
+
+    city: str
+    nights: int
+    guests: list[str]
+
+
+GUESTS = ["Ann", "Bob", "Cem"]
+CALL = {"city": "Köln am Rhein", "nights": 3, "guests": GUESTS}
+
+
+def dying_pair(answer: Any, fails_in: int, other: Any = None, **options: Any) -> Any:
+    """Two scripted members, the first of which leads and fails in this draft."""
+    return [
+        ScriptedMember(answer, name="lead", fails_in=fails_in, **options),
+        ScriptedMember(answer if other is None else other, name="spare", **options),
+    ]
+
+
+def exits(message: Any) -> list[str]:
+    return [left["member"] for left in message.response_metadata["specfuse"]["exits"]]
+
+
+@pytest.mark.parametrize("length", [1, 4, 64])
+@pytest.mark.parametrize("fails_in", range(1, 12, 2))
+def test_a_tool_call_that_is_cut_in_its_middle_is_completed(fails_in, length):
+    members = dying_pair(ScriptedMember.call("book", **CALL), fails_in)
+    llm = SpecFuseChatModel(members=members, segment_tokens=length, lead="lead")
+    message = llm.bind_tools([book]).invoke("Book.")
+    (call,) = message.tool_calls
+    assert (call["name"], call["args"]) == ("book", CALL) and message.invalid_tool_calls == []
+    assert exits(message) == (["lead"] if members[0].draft_calls >= fails_in else [])
+
+
+@pytest.mark.parametrize("length", [1, 4])
+@pytest.mark.parametrize("fails_in", range(1, 10, 2))
+def test_an_object_that_is_cut_in_its_middle_is_completed(fails_in, length):
+    members = dying_pair(CALL, fails_in)
+    llm = SpecFuseChatModel(members=members, segment_tokens=length, lead="lead")
+    found = llm.with_structured_output(Booking, include_raw=True).invoke("Book.")
+    assert found["parsing_error"] is None and found["parsed"].model_dump() == CALL
+    assert exits(found["raw"]) == (["lead"] if members[0].draft_calls >= fails_in else [])
+
+
+class Choice(BaseModel):
+    """A choice."""
+
+    colour: Literal["red", "green", "blue"]
+    count: Literal[1, 22, 333]
+    is_sure: bool
+
+
+@pytest.mark.parametrize("fails_in", range(1, 8))
+def test_an_object_stays_valid_where_a_model_with_other_tokens_takes_over(fails_in, monkeypatch):
+    lead, spare = tiny.member("llama", 1), tiny.member("qwen2", 2)
+    drafts = 0
+    draft = lead.draft
+
+    def dying(jobs: Any) -> Any:
+        nonlocal drafts
+        drafts += 1
+        if drafts == fails_in:
+            raise RuntimeError("device lost")
+        return draft(jobs)
+
+    monkeypatch.setattr(lead, "draft", dying)
+    llm = SpecFuseChatModel(members=[lead, spare], segment_tokens=1, lead=lead.name)
+    found = llm.with_structured_output(Choice, include_raw=True).invoke("Choose.")
+    assert isinstance(found["parsed"], Choice) and found["parsing_error"] is None
+    assert exits(found["raw"]) == ([lead.name] if drafts >= fails_in else [])
+
+
+@pytest.mark.parametrize("fails_in", [1, 2, 3, 4])
+@pytest.mark.parametrize("stop", ["4 5", "3 4", "5", "2 3 4 5 6"])
+def test_a_stop_string_across_the_seam_ends_the_answer(fails_in, stop):
+    members = dying_pair("1 2 3 4 5 6 7 8", fails_in)
+    llm = SpecFuseChatModel(members=members, segment_tokens=2, lead="lead")
+    assert llm.invoke("Count.", stop=[stop]).text == "1 2 3 4 5 6 7 8".split(stop)[0]
+
+
+def test_log_probabilities_are_those_of_each_segments_writer():
+    members = dying_pair("1 2 3 4 5 6", 2)
+    llm = SpecFuseChatModel(members=members, segment_tokens=2, lead="lead", logprobs=True)
+    tokens = llm.invoke("Count.").response_metadata["logprobs"]["content"]
+    assert "".join(token["token"] for token in tokens).split() == ["1", "2", "3", "4", "5", "6"]
+
+
+def test_reasoning_of_the_lead_is_shown_and_that_of_its_successor_does_not_break_the_answer():
+    thinking = mortals((9, "raise"), (None, ""))
+    thinking[0].model.thought = thinking[1].model.thought = "let me see"
+    llm = SpecFuseChatModel(members=thinking, segment_tokens=4, reasoning=True)
+    message = joined(list(llm.stream("Count.")))
+    thoughts = [block["reasoning"] for block in message.content_blocks if "reasoning" in block]
+    assert "".join(thoughts) == "let me see" and writers(message.text) == "ab"
+    assert numbers(message.text) == list(range(WORDS))
+
+
+def test_checks_pass_every_word_of_both_writers():
+    first, second = mortals((9, "raise"), (None, ""))
+    seen: list[str] = []
+
+    def odd(text: str) -> str | None:
+        seen.append(text)
+        return "says ten" if "10" in text else None
+
+    llm = SpecFuseChatModel(
+        members=[first, second], segment_tokens=4, checks=[odd], on_failure="end"
+    )
+    message = llm.invoke("Count.")
+    assert "10" not in message.text and numbers(message.text) == list(range(10))
+    assert writers(message.text) == "ab" and message.text in seen
+
+
+def test_a_reserve_writes_what_the_redrafts_of_the_lead_could_not():
+    members = [
+        ScriptedMember("one two bad four five", name="lead"),
+        ScriptedMember("1 2 3 4 5", name="spare"),
+    ]
+    llm = SpecFuseChatModel(
+        members=members, segment_tokens=2, lead="lead", checks=[checks.forbids("bad")], redrafts=1
+    )
+    message = llm.invoke("Count.")
+    assert message.text.split()[:3] == ["one", "two", "3"] and exits(message) == []
+    assert members[1].draft_calls >= 1
+
+
+def test_the_reserve_of_a_spent_budget_sends_no_request():
+    first, second = mortals((9, "raise"), (None, ""))
+    llm = SpecFuseChatModel(members=[first, second], segment_tokens=4, max_calls=1)
+    with pytest.raises(EnsembleError, match=r"a \(error\).*b \(budget\)") as raised:
+        llm.invoke("Count.")
+    assert requests(second) == [] and numbers(raised.value.text) == list(range(8))
+
+
+def test_a_reserve_in_this_process_costs_no_budget():
+    (first,) = mortals((9, "raise"))
+    second = ScriptedMember(" ".join(f"s{n}" for n in range(WORDS)), name="spare")
+    llm = SpecFuseChatModel(members=[first, second], segment_tokens=4, max_calls=1, lead="a")
+    assert numbers(llm.invoke("Count.").text) == list(range(WORDS))
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("refusals", ["outvoted", "any"])
+def test_the_refusal_of_a_lead_is_the_answer(refusals):
+    spare = ScriptedMember("With a hairpin.", name="spare")
+    members = [ScriptedMember(ScriptedMember.refusal("No."), name="lead"), spare]
+    message = SpecFuseChatModel(members=members, lead="lead", refusals=refusals).invoke("How?")
+    assert message.text == "" and message.additional_kwargs["refusal"] == "No."
+    assert spare.draft_calls == 0
+
+
+def test_the_reserve_answers_what_the_lead_refuses_if_refusals_are_ignored():
+    members = [
+        ScriptedMember(ScriptedMember.refusal("No."), name="lead"),
+        ScriptedMember("With a hairpin and a lot of patience.", name="spare"),
+    ]
+    llm = SpecFuseChatModel(members=members, lead="lead", refusals="ignore", segment_tokens=2)
+    message = llm.invoke("How?")
+    assert message.text == "With a hairpin and a lot of patience."
+    assert "refusal" not in message.additional_kwargs and exits(message) == []
+
+
+# --- under way ------------------------------------------------------------------------------------
+
+
+def test_departures_are_in_metadata_events_and_traces():
+    left: list[Any] = []
+    handler = SpecFuseCallbackHandler(on_exit=left.append)
+    first, second, third = mortals((9, "raise"), (5, "429"), (None, ""))
+    llm = SpecFuseChatModel(members=[first, second, third], segment_tokens=4)
+    message = llm.invoke("Count.", {"callbacks": [handler]})
+    assert [(event.member, event.kind) for event in left] == [("a", "error"), ("b", "error")]
+    summary = message.response_metadata["specfuse"]
+    assert [gone["member"] for gone in summary["exits"]] == ["a", "b"]
+    assert [gone["round"] for gone in summary["exits"]] == [event.round for event in left]
+    assert "429" in summary["exits"][1]["reason"] and writers(message.text) == "abc"
+    assert summary["lead"] == "c"
+
+
+def test_an_answer_can_be_cancelled_while_a_reserve_takes_over():
+    lead, spare = ScriptedMember(BLUE, name="lead", fails_in=2), GatedMember(BLUE, name="spare")
+    spare.first = 0
+    llm = SpecFuseChatModel(members=[lead, spare], lead="lead", segment_tokens=4)
+    stream = llm.stream("Why?")
+    assert next(stream).text
+    assert spare.waiting.wait(LIMIT_S)
+    stream.close()
+    spare.gate.set()
+    assert until(lambda: not lead.open_queries and not spare.open_queries)
+    assert llm.invoke("Why?").text == BLUE
+
+
+async def test_a_task_can_be_cancelled_while_a_reserve_is_loaded(pair):
+    lead, spare = pair
+    spare.may_load.clear()
+    llm = led(pair)
+    task = asyncio.create_task(llm.ainvoke("Count."))
+    assert await asyncio.to_thread(until, lambda: lead.draft_calls == 2)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    spare.may_load.set()
+    assert await asyncio.to_thread(until, lambda: not lead.open_queries)
+    assert (await llm.ainvoke("Count.")).text in ("1 2 3 4 5 6", "a b c d e f")
+
+
+@pytest.mark.parametrize("way", ["batch", "abatch"])
+def test_a_lead_that_dies_under_twenty_answers_costs_none_of_them(way):
+    first, second = mortals((9, "raise"), (None, ""), spared=7)
+    llm = SpecFuseChatModel(members=[first, second], segment_tokens=4)
+    questions = [f"Count. {number}" for number in range(20)]
+    if way == "batch":
+        messages = llm.batch(questions)
+    else:
+        messages = asyncio.run(llm.abatch(questions))
+    assert [numbers(message.text) for message in messages] == [list(range(WORDS))] * 20
+    assert {writers(message.text) for message in messages} <= {"a", "ab", "b"}
+
+
+def test_in_a_later_turn_of_an_agent_the_reserve_is_asked_nothing(now):
+    from langchain.agents import create_agent
+    from langgraph.checkpoint.memory import InMemorySaver
+
+    lead = ScriptedMember(
+        [ScriptedMember.call("book", **CALL), "Booked.", "Yes it is."], name="lead"
+    )
+    spare = ScriptedMember("It is booked already.", name="spare")
+    llm = SpecFuseChatModel(members=[lead, spare], lead="lead", segment_tokens=4)
+    agent = create_agent(llm, [book], checkpointer=InMemorySaver())
+    thread = {"configurable": {"thread_id": "1"}}
+    state = agent.invoke({"messages": [("user", "Book.")]}, thread)
+    assert state["messages"][-1].text == "Booked." and spare.draft_calls == 0
+    lead.fails_in = lead.draft_calls + 1
+    state = agent.invoke({"messages": [("user", "Is it booked?")]}, thread)
+    assert state["messages"][-1].text == "It is booked already."
+    asked = spare.draft_calls
+    now.seconds += breaker.FIRST_PAUSE_S
+    state = agent.invoke({"messages": [("user", "Really?")]}, thread)
+    assert state["messages"][-1].text == "Yes it is." and spare.draft_calls == asked
 
 
 # --- the circuit breaker --------------------------------------------------------------------------
