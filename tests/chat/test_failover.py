@@ -153,21 +153,19 @@ def fate(seed: int) -> tuple[list[tuple[int | None, str]], int]:
     return plans, random_.choice([1, 4, 64])
 
 
-def streamed(llm: SpecFuseChatModel) -> tuple[list[AIMessageChunk], EnsembleError | None]:
+def streamed(llm: SpecFuseChatModel, way: str) -> tuple[list[AIMessageChunk], EnsembleError | None]:
+    """The chunks of an answer, and the error with which it ended."""
     chunks: list[AIMessageChunk] = []
-    try:
-        for chunk in llm.stream("Count."):
-            chunks.append(chunk)
-    except EnsembleError as error:
-        return chunks, error
-    return chunks, None
 
-
-async def astreamed(llm: SpecFuseChatModel) -> tuple[list[AIMessageChunk], EnsembleError | None]:
-    chunks: list[AIMessageChunk] = []
-    try:
+    async def ask() -> None:
         async for chunk in llm.astream("Count."):
-            chunks.append(chunk)
+            chunks.append(chunk)  # noqa: PERF401 (an error ends it)
+
+    try:
+        if way == "astream":
+            asyncio.run(ask())
+        else:
+            chunks.extend(llm.stream("Count."))
     except EnsembleError as error:
         return chunks, error
     return chunks, None
@@ -178,15 +176,14 @@ def test_an_answer_is_whole_whoever_dies_and_however(seed):
     plans, length = fate(seed)
     limit = LATE_S if any(how == "hang" for _, how in plans) else None
     texts = []
-    for ask in (streamed, lambda llm: asyncio.run(astreamed(llm))):
+    for way in ("stream", "astream"):
         members = mortals(*plans)
         llm = SpecFuseChatModel(members=members, segment_tokens=length, member_timeout=limit)
-        chunks, error = ask(llm)
+        chunks, error = streamed(llm, way)
         text = "".join(chunk.text for chunk in chunks)
         texts.append((text, str(error)))
         assert all(isinstance(chunk, AIMessageChunk) for chunk in chunks)
         assert numbers(text) == list(range(len(text.split()))), "lost or repeated"
-        survivors = [member.name for member, (after, _) in zip(members, plans) if after is None]
         if error is None:
             assert len(text.split()) == WORDS
             whole = joined(chunks)
@@ -195,7 +192,7 @@ def test_an_answer_is_whole_whoever_dies_and_however(seed):
             assert woken == [name for name in "abc" if name in gone] + [writers(text)[-1]]
             assert gone == woken[:-1]
         else:
-            assert not survivors and error.text == text
+            assert all(after is not None for after, _ in plans) and error.text == text
             assert [failure.member for failure in error.failures] == [m.name for m in members]
         for member in members[1:]:
             for messages in requests(member):
@@ -333,7 +330,7 @@ class Choice(BaseModel):
 
 @pytest.mark.parametrize("fails_in", range(1, 8))
 def test_an_object_stays_valid_where_a_model_with_other_tokens_takes_over(fails_in, monkeypatch):
-    lead, spare = tiny.member("llama", 1), tiny.member("qwen2", 2)
+    lead, spare = tiny.member("llama", 1), tiny.member("mistral", 2)
     drafts = 0
     draft = lead.draft
 
@@ -457,7 +454,7 @@ def test_departures_are_in_metadata_events_and_traces():
     assert [gone["member"] for gone in summary["exits"]] == ["a", "b"]
     assert [gone["round"] for gone in summary["exits"]] == [event.round for event in left]
     assert "429" in summary["exits"][1]["reason"] and writers(message.text) == "abc"
-    assert summary["lead"] == "c"
+    assert summary["weights"] == {"c": 1.0}
 
 
 def test_an_answer_can_be_cancelled_while_a_reserve_takes_over():
@@ -646,7 +643,7 @@ def test_a_reserve_that_cannot_be_loaded_is_reported_and_disturbs_no_answer(pair
 
 
 def test_a_lead_that_cannot_be_loaded_is_replaced_and_leads_once_it_can(pair, now):
-    lead, spare = pair
+    lead = pair[0]
     lead.fails_in, lead.error_at_load = None, unreached("lead")
     llm = led(pair)
     for _ in range(3):
@@ -662,7 +659,7 @@ def test_a_lead_that_cannot_be_loaded_is_replaced_and_leads_once_it_can(pair, no
 
 def test_wrong_settings_of_the_lead_are_an_error_at_once(pair):
     pair[0].error_at_load = UsageError("no such file: lead.gguf")
-    with pytest.raises(UsageError, match="lead.gguf"):
+    with pytest.raises(UsageError, match=r"lead\.gguf"):
         led(pair).invoke("Count.")
 
 
@@ -670,7 +667,7 @@ def test_if_no_member_can_be_loaded_the_error_names_all_and_the_next_call_tries_
     lead, spare = pair
     lead.error_at_load, spare.error_at_load = unreached("lead"), unreached("spare")
     llm = led(pair)
-    with pytest.raises(EnsembleError, match="http://lead .*http://spare ") as raised:
+    with pytest.raises(EnsembleError, match=r"http://lead .*http://spare ") as raised:
         llm.invoke("Count.")
     assert [failure.member for failure in raised.value.failures] == ["lead", "spare"]
     spare.error_at_load = None
