@@ -103,13 +103,10 @@ class Calibration:
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
     def save(self, path: str | Path) -> None:
-        """Write the calibration to a JSON file, with a line for each row of the router's
-        weights. The decisions of a file that exists are kept."""
+        """Write the calibration to a JSON file. The decisions of a file that exists are kept."""
         data = self.as_dict()
         data["decisions"] = data["decisions"] or _decisions_in(path)
-        text = json.dumps(data, indent=1)
-        text = _NUMBERS.sub(lambda numbers: f"[{' '.join(numbers[1].split())}]", text)
-        Path(path).write_text(text + "\n", encoding="utf-8")
+        Path(path).write_text(as_text(data), encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | Path) -> Calibration:
@@ -150,6 +147,12 @@ class Calibration:
 _ADAPTER = TypeAdapter(Calibration)
 _NUMBERS = re.compile(r"\[\n([-+.\de,\n ]+)\]")
 """A list of numbers in indented JSON. The text of a value contains no line break."""
+
+
+def as_text(data: Mapping[str, Any]) -> str:
+    """The content of a calibration file: JSON, with each list of numbers on one line."""
+    text = json.dumps(data, indent=1, ensure_ascii=False)
+    return _NUMBERS.sub(lambda numbers: f"[{' '.join(numbers[1].split())}]", text) + "\n"
 
 
 def _decisions_in(path: str | Path) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..core.labels import Scale
 from ..errors import UsageError, advised
-from .calibration import FORMAT
+from .calibration import FORMAT, as_text
 from .labelling import LabelCalibration
 
 KEY = "decisions"
@@ -65,7 +65,7 @@ def write_labels(path: str | Path, calibration: LabelCalibration) -> None:
         and set(entry["members"]) == set(calibration.scales)
     ]
     data[KEY] = [*kept, _as_data(calibration)]
-    target.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    target.write_text(as_text(data), encoding="utf-8")
 
 
 def _as_data(calibration: LabelCalibration) -> dict[str, Any]:

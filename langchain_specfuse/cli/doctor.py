@@ -46,7 +46,7 @@ def parser() -> argparse.ArgumentParser:
         "--calibration",
         metavar="FILE",
         help="also write the calibration (who leads which questions, what helps), for "
-        "SpecFuseChatModel(calibration=FILE)",
+        "SpecFuseChatModel(calibration=FILE); with --decisions, for SpecFuseDecisionModel",
     )
     parser.add_argument("--profile", help=argparse.SUPPRESS)
     add_common(parser)

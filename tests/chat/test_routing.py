@@ -17,6 +17,9 @@ from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 
 from langchain_specfuse import ScriptedMember, SpecFuseCallbackHandler, SpecFuseChatModel
 from langchain_specfuse.chat.calibration import Calibration
+from langchain_specfuse.chat.label_calibrations import read_labels, write_labels
+from langchain_specfuse.chat.labelling import LabelCalibration
+from langchain_specfuse.core.labels import Scale
 from langchain_specfuse.core.routing import Embedded, Router, n_grams
 from langchain_specfuse.errors import UsageError
 
@@ -216,3 +219,18 @@ def test_a_file_that_cannot_be_used_is_refused_with_the_way_to_make_a_new_one(
     with pytest.raises(UsageError, match=said) as error:
         SpecFuseChatModel(members=members(), calibration=file)
     assert "doctor --prompts FILE --calibration FILE" in error.value.__notes__[0]
+
+
+def test_one_file_holds_who_leads_and_how_members_decide(tmp_path):
+    """Whichever the doctor writes first."""
+    labels = LabelCalibration(
+        ("yes", "no"), {name: Scale(1.0, (0.5, -0.5)) for name in SHARES}, {"adder": 1, "poet": 0}
+    )
+    file = Path(calibration(tmp_path))
+    write_labels(file, labels)
+    calibration(tmp_path)
+    assert read_labels(file, list(SHARES)) == [labels]
+    llm = SpecFuseChatModel(members=members(), calibration=file)
+    assert routing(llm.invoke(SPANISH))["lead"] == "poet"
+    write_labels(file, labels)
+    assert Calibration.load(file).router == router()
