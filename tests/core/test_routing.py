@@ -45,7 +45,18 @@ def test_features_do_not_change_between_versions():
     """Files with weights remain valid only as long as this holds: another hash needs another
     name."""
     assert n_grams("Add 12 and 34.") == pytest.approx(n_grams("add 99 and 00."))
-    assert sorted(n_grams("Hi")) == [284, 2716]
+    assert sorted(n_grams("Hi")) == [206, 284, 2716]
+
+
+def test_the_first_word_counts_extra():
+    one, other = n_grams("Add 12. Explain dax."), n_grams("Explain dax. Add 12.")
+    adds, explains = n_grams("Add 77."), n_grams("Explain wug.")
+
+    def likeness(first: dict[int, float], second: dict[int, float]) -> float:
+        return math.fsum(value * second.get(bucket, 0.0) for bucket, value in first.items())
+
+    assert likeness(one, adds) - likeness(other, adds) > 0.1
+    assert likeness(other, explains) - likeness(one, explains) > 0.1
 
 
 def test_only_what_the_user_says_decides():
