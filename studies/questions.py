@@ -62,18 +62,20 @@ def math(folder: Path) -> list[Question]:
     """Grade-school problems: GSM8K's, and others made from templates (reasoning-gym), in turn."""
     import reasoning_gym
 
-    lines = [
-        json.loads(line) for line in (folder / "gsm8k-train-sample.jsonl").read_text().splitlines()
-    ]
     made = reasoning_gym.create_dataset("gsm_symbolic", size=600, seed=7)
-    published = [
-        _problem(f"gsm8k {n}", one["question"], one["answer"]) for n, one in enumerate(lines)
-    ]
+    published = gsm8k(folder)
     symbolic = [
         _problem(f"symbolic {n}", one["question"], one["answer"]) for n, one in enumerate(made)
     ]
     both = [question for pair in zip(published, symbolic, strict=False) for question in pair]
     return both + symbolic[len(published) :]
+
+
+def gsm8k(folder: Path) -> list[Question]:
+    """The published problems among them."""
+    lines = (folder / "gsm8k-train-sample.jsonl").read_text().splitlines()
+    ones = [json.loads(line) for line in lines]
+    return [_problem(f"gsm8k {n}", one["question"], one["answer"]) for n, one in enumerate(ones)]
 
 
 def _problem(name: str, text: str, answer: Any) -> Question:

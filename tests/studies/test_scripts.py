@@ -18,7 +18,9 @@ STUDIES = Path(__file__).parents[2] / "studies"
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("script", ["compare", "lead", "routing", "specialists", "transcripts"])
+@pytest.mark.parametrize(
+    "script", ["compare", "fusion", "lead", "routing", "specialists", "transcripts"]
+)
 def test_a_script_says_what_its_arguments_are(script):
     call = [sys.executable, str(STUDIES / f"{script}.py"), "--help"]
     done = subprocess.run(call, capture_output=True, text=True, timeout=120)
