@@ -23,7 +23,7 @@ install: .venv/.ready ## create .venv with everything that development needs
 # Its environment has no torch.
 demo: export DEMO := $(DEMO)
 demo: .venv-demo/.ready ## watch two real language models write one answer (QUESTION="..." asks another, DEMO=small is light)
-	.venv-demo/bin/langchain-specfuse --yes "$$QUESTION"
+	.venv-demo/bin/langchain-specfuse --yes --lead none "$$QUESTION"
 
 test: .venv/.ready ## run the tests, real models included: about five minutes on two cores
 	scripts/pytest -m "not long and not serving"

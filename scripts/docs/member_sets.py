@@ -80,7 +80,7 @@ SETS: Sequence[tuple[str, Machine, Sequence[Model], str]] = (
         "8 GB",
         LAPTOP,
         (QWEN_CODER_1_5B, SMOLLM2_135M),
-        "plain questions; the larger one leads (demo `default`)",
+        "plain questions; the larger one writes (demo `default`)",
     ),
     ("8 GB", LAPTOP, (QWEN_3B, LLAMA_3B), "equal votes: short answers, extraction, tool calls"),
     ("16 GB", LAPTOP, (QWEN_7B, LLAMA_8B), "equal votes: chat, summaries, RAG, tool calls"),
