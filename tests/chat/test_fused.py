@@ -134,6 +134,12 @@ def test_another_member_goes_on_if_the_lead_dies_while_it_writes() -> None:
     assert message.text == FINAL and panel_of(message)["writers"] == ["a", "b"]
 
 
+def test_log_probabilities_are_those_of_the_final_answer() -> None:
+    message = council(logprobs=True).invoke("Bergen?")
+    tokens = message.response_metadata["logprobs"]["content"]
+    assert "".join(token["token"] for token in tokens) == FINAL
+
+
 def test_samples_of_one_member_are_fused() -> None:
     message = council(ScriptedMember(writes(OWN[0]), name="a"), samples=3).invoke("Bergen?")
     assert message.text == FINAL and list(panel_of(message)["answers"]) == ["a", "a#2", "a#3"]
