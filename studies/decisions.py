@@ -228,12 +228,12 @@ def asked(chosen: Sequence[Example], tasks: Sequence[str]) -> list[Asked]:
 
 
 def ask_all(
-    names: Sequence[str], everything: Sequence[Asked], path: Path, at_once: int
+    members: Mapping[str, Any], everything: Sequence[Asked], path: Path, at_once: int
 ) -> list[Row]:
     """Let every member score everything that it has not scored yet, and store each row at once."""
     rows = rows_in(path)
     stored = {row.key for row in rows}
-    for name in names:
+    for name, member in members.items():
         left = [
             (example, turned)
             for example, turned in everything
@@ -241,8 +241,7 @@ def ask_all(
         ]
         if not left:
             continue
-        file = FILES[name]
-        scorers = Scorers(Ensemble([LlamaCppMember(file_of(file), name=name, **file.options)]))
+        scorers = Scorers(Ensemble([member]))
         scorers.probes()
         since = time.monotonic()
         for start in range(0, len(left), at_once):
@@ -482,7 +481,11 @@ def main() -> None:
     if options.plan:
         return None
     folder.mkdir(parents=True, exist_ok=True)
-    return show(ask_all(options.members, everything, path, options.at_once), options.out)
+    members = {
+        name: LlamaCppMember(file_of(FILES[name]), name=name, **FILES[name].options)
+        for name in options.members
+    }
+    return show(ask_all(members, everything, path, options.at_once), options.out)
 
 
 if __name__ == "__main__":
