@@ -116,13 +116,16 @@ function legend() {
   for (const name of members) {
     const wins = rounds.filter((item) => wrote(item) === name).length;
     const weight = of(last, name);
-    const outcome = `: won ${count(wins, "round")}, ${weight === undefined ? "left" : `weight ${number(weight, 2)}`}`;
+    const away = hasLeft(name) ? "left" : "in reserve";
+    const outcome = `: won ${count(wins, "round")}, ${weight === undefined ? away : `weight ${number(weight, 2)}`}`;
     part("legend").append(node("li", {}, badge(name), node("bdi", {}, visible(name)), outcome));
   }
   if (rounds.some((item) => item.forced)) {
     part("legend").append(node("li", {}, node("span", { class: "badge", "aria-hidden": "true" }, "·"), "forced text: the format leaves no choice, so there is no vote"));
   }
 }
+
+const hasLeft = (name) => rounds.some((item) => list(item.left).some((one) => one.member === name));
 
 // The first characters of these pieces, and the rest.
 function cut(pieces, length) {
@@ -186,13 +189,15 @@ function answer(from) {
 function weights() {
   const panels = [rounds[0].weights_before ?? rounds[0].weights ?? {}, ...rounds.map((item) => item.weights ?? {})];
   const lines = members.map((name, at) => ({
-    label: label(name), kind: kind(name), dash: DASHES[at % 3], points: panels.map((panel) => of(panel, name) ?? null),
+    label: label(name), kind: kind(name), dash: DASHES[at % 3], left: hasLeft(name), points: panels.map((panel) => of(panel, name) ?? null),
   }));
   const ranges = members.map((name, at) => {
     const points = lines[at].points.filter((value) => value !== null);
+    if (!points.length) return `${name} in reserve`;
     return `${name} from ${number(points[0], 2)} to ${number(points.at(-1), 2)}`;
   });
-  const plot = plotted(lines, rounds.length, `Voting weights. ${ranges.join("; ")}.`);
+  const named = (place) => (place ? String(rounds[place - 1].round) : "start");
+  const plot = plotted(lines, named, rounds.length, `Voting weights. ${ranges.join("; ")}.`);
   plot.picture.addEventListener("click", (event) => choose(Math.min(rounds.length, Math.max(1, plot.placeAt(event))) - 1));
   part("weights").replaceChildren(plot.picture);
   return plot.mark;

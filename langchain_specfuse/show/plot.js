@@ -10,8 +10,8 @@ function svg(tag, attributes = {}, text = "") {
   return made;
 }
 
-// lines: [{label, kind, points: [number or null, ...]}], one point per place 0..last; returns the picture and `mark(place)`.
-function plotted(lines, last, title) {
+// lines: [{label, kind, left, points: [number or null, ...]}], one point per place 0..last; named(place) is its label; returns the picture and `mark(place)`.
+function plotted(lines, named, last, title) {
   const x = (place) => PLOT.left + (place / Math.max(last, 1)) * (PLOT.width - PLOT.left - PLOT.right);
   const highest = Math.max(0.1, ...lines.map((line) => line.points.reduce((a, b) => Math.max(a, b ?? 0), 0)));
   const step = highest > 0.5 ? 0.2 : 0.1;
@@ -19,7 +19,7 @@ function plotted(lines, last, title) {
   const top = steps * step;
   const y = (value) => PLOT.height - PLOT.bottom - (value / top) * (PLOT.height - PLOT.top - PLOT.bottom);
   const picture = svg("svg", { class: "plot", viewBox: `0 0 ${PLOT.width} ${PLOT.height}`, role: "img", "aria-label": title });
-  grid(picture, x, y, Array.from({ length: steps + 1 }, (_, at) => at * step), last);
+  grid(picture, x, y, Array.from({ length: steps + 1 }, (_, at) => at * step), named, last);
   const ends = [];
   for (const line of lines) curve(picture, line, x, y, last, ends);
   const here = svg("line", { class: "here", y1: PLOT.top, y2: PLOT.height - PLOT.bottom });
@@ -36,7 +36,7 @@ function plotted(lines, last, title) {
   return { picture, mark, placeAt };
 }
 
-function grid(picture, x, y, heights, last) {
+function grid(picture, x, y, heights, named, last) {
   for (const value of heights) {
     const at = y(value);
     picture.append(svg("line", { class: "grid", x1: PLOT.left, x2: PLOT.width - PLOT.right, y1: at, y2: at }));
@@ -44,7 +44,7 @@ function grid(picture, x, y, heights, last) {
   }
   const step = Math.max(1, Math.ceil(last / 8));
   for (let place = 0; place <= last; place += step) {
-    picture.append(svg("text", { x: x(place), y: PLOT.height - 8, "text-anchor": "middle" }, place ? String(place) : "start"));
+    picture.append(svg("text", { x: x(place), y: PLOT.height - 8, "text-anchor": "middle" }, named(place)));
   }
 }
 
@@ -59,7 +59,7 @@ function curve(picture, line, x, y, last, ends) {
   if (!path) return;
   group.append(svg("path", { class: `curve ${line.dash}`, d: path }));
   const [at, high] = [x(end), y(line.points[end])];
-  if (end < last) group.append(svg("path", { class: "out", d: `M${at - 4} ${high - 4}l8 8m0 -8l-8 8` }));
+  if (end < last && line.left) group.append(svg("path", { class: "out", d: `M${at - 4} ${high - 4}l8 8m0 -8l-8 8` }));
   let free = high + 4; // labels of lines that end together are stacked
   while (ends.some(([other, taken]) => Math.abs(other - at) < 30 && Math.abs(taken - free) < 12)) free += 12;
   ends.push([at, free]);

@@ -294,3 +294,16 @@ def test_the_answers_behind_a_fused_one_are_shown_before_it(opened):
     detail = one.text("#detail")
     assert "A coat." in detail and "An umbrella." in detail and "a writes the final one" in detail
     assert "1 round, 2 members" in one.text("#summary") and "won" not in detail
+    one.page.click("#on")
+    assert "Round 1 of 1" in one.text("#round-head")
+
+
+def test_members_in_reserve_have_not_left(opened):
+    """The lead writes alone; the reserve has no weight."""
+    lead = a_round(1, {"a": "A coat."}, "a", lead="a", ended=True, finish="stop")
+    one = opened(Trace([lead], members=["a", "b"]).html())
+    assert "b: won 0 rounds, in reserve" in one.text("#legend")
+    assert one.page.locator("#weights path.out").count() == 0
+    gone = {"member": "b", "kind": "timeout", "reason": "too slow", "round": 1}
+    left = opened(Trace([{**lead, "left": [gone]}], members=["a", "b"]).html())
+    assert "b: won 0 rounds, left" in left.text("#legend")
