@@ -32,19 +32,6 @@ from typing import Any, Protocol, runtime_checkable
 
 from .values import CallFormat, Draft, DraftJob, Failure, Scored, ScoreJob
 
-QUIET_TOKENS = 30
-"""Where a reply comes in one piece, this many tokens take no longer than the limit of silence."""
-
-
-def quiet_s(tokens: int) -> float:
-    """How much longer than the limit a member may be silent before a reply of so many tokens that
-    comes in one piece: a second for each token beyond the first.
-
-    >>> quiet_s(24), quiet_s(130)
-    (0.0, 100.0)
-    """
-    return float(max(tokens - QUIET_TOKENS, 0))
-
 
 @dataclass(frozen=True, slots=True)
 class Probe:
@@ -88,7 +75,9 @@ class Member(Protocol):
     response. It is read from another thread while the member works. A lead without a sign for 30 s
     is late, and a reserve takes its place. Where no sign can come for longer, for example before a
     long response in one piece, the member may set it ahead. A member without the attribute may
-    take a second more for each token beyond the first 30 of a batch.
+    take a second more for each token beyond the first 30 of a batch. A member that works on several
+    jobs at once, for which it waits elsewhere, should watch each job itself
+    (``DraftJob.silence_s``), so that one that hangs fails alone.
     """
 
     @property

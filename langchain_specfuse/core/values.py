@@ -259,6 +259,10 @@ class DraftJob:
     the text that they begin. They are allowed again after the first token. A member whose probe
     says ``excludes=False`` ignores them, and so does every member if the grammar allows no other
     token."""
+    silence_s: float | None = None
+    """How long the member may give no sign of life while it works on this job. None: no limit. The
+    worker watches the member as a whole; only a member that works on several jobs at once reads
+    this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,6 +278,8 @@ class ScoreJob:
     prefill_chunks: int | None = None
     """As in :class:`DraftJob`."""
     new_requests: bool = True
+    """As in :class:`DraftJob`."""
+    silence_s: float | None = None
     """As in :class:`DraftJob`."""
 
 

@@ -1,13 +1,10 @@
 """Notices that a member at work gives no sign of life.
 
 A member tells its last sign of life in an attribute ``last_sign`` (:mod:`.core.member`): a token
-that arrived, a forward pass that ended. One thread looks at all calls under way, a few times within
-each limit, and adds up how long their members have been silent. A look counts for no more than two
-of its pauses, however late it comes: while a process is suspended (a laptop that sleeps, SIGSTOP),
-its members cannot give a sign. Time in a queue does not count either, because a call is watched
-only while it runs.
-
-This file knows neither jobs nor what happens to a member that is late.
+that arrived, a forward pass that ended. One thread looks at all calls under way, and adds up how
+long their members have been silent (:mod:`.core.silence`). Time in a queue does not count, because
+a call is watched only while it runs. This file knows neither jobs nor what happens to a member that
+is late.
 """
 
 from __future__ import annotations
@@ -18,10 +15,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ..core.silence import Silence
+
 log = logging.getLogger("langchain_specfuse")
 
-LOOKS = 30
-"""A call is looked at this many times within its limit."""
 IDLE_S = 2.0
 """The thread ends after this long without a call; the next call starts a new one."""
 
@@ -41,31 +38,14 @@ class WatchedCall:
 
     def __init__(self, member: Any, limit_s: float, on_silence: Callable[[], None]) -> None:
         """``on_silence`` is called once, from another thread, after ``limit_s`` of silence."""
-        self.limit_s = limit_s
         self.on_silence = on_silence
         self._member = member
-        self._sign = sign_of(member)
-        self._silent_s = 0.0
-        self._looked = time.monotonic()
-
-    @property
-    def pause_s(self) -> float:
-        """The time between two looks."""
-        return self.limit_s / LOOKS
+        self._silence = Silence(limit_s, time.monotonic(), sign_of(member))
+        self.pause_s = self._silence.pause_s
 
     def is_silent(self, now: float) -> bool:
         """Look for a sign, and return whether there has been none for too long."""
-        passed = min(now - self._looked, 2 * self.pause_s)
-        self._looked = now
-        sign = sign_of(self._member)
-        if sign == self._sign:
-            self._silent_s += passed
-        else:
-            self._sign = sign
-            self._silent_s = 0.0
-        if sign is not None and sign > now:  # it cannot give one earlier
-            self._silent_s = 0.0
-        return self._silent_s >= self.limit_s
+        return self._silence.is_too_long(now, sign_of(self._member))
 
 
 class Watch:

@@ -27,8 +27,8 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from ..core.member import quiet_s
 from ..core.replies import checked_reply
+from ..core.silence import quiet_s, silent
 from ..core.values import Draft, DraftJob, Effort, Failure, PrefillPending, Scored, ScoreJob
 from ..errors import UsageError, advised, amount, emptied
 from .silence import WATCH, WatchedCall, sign_of
@@ -84,7 +84,7 @@ class QueuedJob:
     def request(self) -> Any:
         """What the member is sent."""
         if isinstance(self.job, DraftJob | ScoreJob):
-            return replace(self.job, prefill_chunks=self.prefill_chunks)
+            return replace(self.job, prefill_chunks=self.prefill_chunks, silence_s=self.silence_s)
         return self.job
 
 
@@ -415,7 +415,7 @@ class Worker:
         message = f"did not answer within member_timeout={batch[0].timeout_s:g} s"
         _deliver([(queued, Failure("timeout", message)) for queued in late])
 
-    def _give_up_silent(self, batch: list[QueuedJob], since: float, message: str) -> None:
+    def _give_up_silent(self, batch: list[QueuedJob], since: float, failure: Failure) -> None:
         """The member gives no sign of life: fail the jobs that have a limit of silence. The others
         wait for their replies."""
         with self._lock:
@@ -424,7 +424,7 @@ class Worker:
                 return
             overdue.note_silence()
             late, overdue.open = _split(overdue.open)
-        _deliver([(queued, Failure("timeout", message)) for queued in late])
+        _deliver([(queued, failure) for queued in late])
 
     def _leave_thread_to(self, batch: list[QueuedJob], since: float) -> Overdue | None:
         """Leave the thread to this call, and continue with a new one. None: the call has returned.
@@ -443,11 +443,11 @@ class Worker:
         if limit_s is None:
             return None
         signer = signer_of(batch)
-        message = f"no token for {limit_s:g} s"
+        failure = silent(limit_s)
         if sign_of(signer) is None:
             limit_s += _allowance_s(batch)
-            message = f"no reply for {limit_s:g} s"
-        watched = WatchedCall(signer, limit_s, partial(self._give_up_silent, batch, since, message))
+            failure = Failure("timeout", f"no reply for {limit_s:g} s")
+        watched = WatchedCall(signer, limit_s, partial(self._give_up_silent, batch, since, failure))
         WATCH.add(watched)
         return watched
 

@@ -1,52 +1,151 @@
 """Works on several jobs of one member at the same time, for members that wait for a server or a
-chat model."""
+chat model.
+
+Each job has a thread and signs of life of its own. A job that is silent for too long fails alone:
+its thread is left to it, and what it returns later is dropped.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections import deque
+import time
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol
 
-from ..core.values import Failure
-from ..errors import MemberError, UsageError
+from ..core.silence import Silence, silent
+from ..core.values import DraftJob, Failure, ScoreJob
+from ..errors import MemberError, UsageError, amount
 
-_Job = TypeVar("_Job")
 SHOWN = 300
 """At most this many characters of another program's error message are passed on."""
 
+Job = DraftJob | ScoreJob
+Work = Callable[[Any], Any]
 
-def each(jobs: Sequence[_Job], work: Callable[[_Job], Any], name: str, at_once: int) -> list[Any]:
-    """The replies to all jobs, in order, at most ``at_once`` at a time. A job that fails does not
-    disturb the others.
+_THREAD = threading.local()
+_LATE: Counter[str] = Counter()
+"""By the name of a member: how many of its calls were given up and have not returned."""
+_LATE_LOCK = threading.Lock()
+
+
+class Concurrent(Protocol):
+    """A member that works on several jobs at the same time."""
+
+    name: str
+    max_concurrency: int
+
+    def forget(self, query_id: str) -> None: ...
+
+    def note_sign(self) -> None: ...
+
+
+def each(member: Concurrent, jobs: Sequence[Any], work: Work) -> list[Any]:
+    """The replies to all jobs, in order. A job that fails, or is silent for longer than its
+    ``silence_s``, does not disturb the others.
 
     The threads are daemons, because those of ``concurrent.futures`` keep a program from ending
     while a server hangs.
     """
-    replies: list[Any] = [None] * len(jobs)
-    waiting = deque(enumerate(jobs))
+    if len(jobs) == 1 and jobs[0].silence_s is None:
+        return [_reply(jobs[0], work)]
+    return _Calls(member, jobs, work).replies()
 
-    def run() -> None:
-        while True:
-            try:
-                at, job = waiting.popleft()
-            except IndexError:  # no job is left
-                return
-            replies[at] = _reply(job, work)
 
-    threads = [
-        threading.Thread(target=run, name=f"specfuse-{name}_{number}", daemon=True)
-        for number in range(1, min(len(jobs), at_once))
-    ]
-    for thread in threads:
+def note_sign(ahead_s: float = 0.0) -> None:
+    """Note a sign of life of the job that this thread works on. ``ahead_s``: no other can come for
+    so long.
+
+    Raises if the job was given up, so that nothing more is read for it.
+    """
+    call: _Call | None = getattr(_THREAD, "call", None)
+    if call is None:
+        return
+    if call.is_late:
+        raise MemberError("it was given up before this arrived", kind="timeout")
+    call.sign = time.monotonic() + ahead_s
+
+
+class _Call:
+    """A job under way."""
+
+    def __init__(self, at: int, job: Job) -> None:
+        self.at = at
+        self.job = job
+        self.sign = time.monotonic()
+        self.is_late = False
+        """Whether it was given up."""
+        limit_s = job.silence_s
+        self.silence = None if limit_s is None else Silence(limit_s, self.sign, self.sign)
+
+
+class _Calls:
+    """The calls for the jobs of one batch."""
+
+    def __init__(self, member: Concurrent, jobs: Sequence[Job], work: Work) -> None:
+        self._member = member
+        self._work = work
+        self._waiting = deque(enumerate(jobs))
+        self._under_way: dict[_Call, None] = {}
+        self._replies: list[Any] = [None] * len(jobs)
+        self._news = threading.Condition()
+
+    def replies(self) -> list[Any]:
+        """Work on all jobs, at most ``max_concurrency`` at a time."""
+        with self._news:
+            while self._waiting or self._under_way:
+                while self._waiting and len(self._under_way) < self._member.max_concurrency:
+                    self._begin(*self._waiting.popleft())
+                if self._under_way:
+                    limits = [call.silence for call in self._under_way if call.silence]
+                    self._news.wait(min((limit.pause_s for limit in limits), default=None))
+                    self._give_up_silent()
+        return self._replies
+
+    def _begin(self, at: int, job: Job) -> None:
+        name = self._member.name
+        late = _LATE[name]
+        if job.silence_s is not None and late >= self._member.max_concurrency:
+            message = f"{amount(late, 'earlier request')} without a token have not ended"
+            self._replies[at] = Failure("timeout", message)
+            return
+        call = _Call(at, job)
+        self._under_way[call] = None
+        thread = threading.Thread(
+            target=self._run, args=(call,), name=f"specfuse-{name}_{at}", daemon=True
+        )
         thread.start()
-    run()
-    for thread in threads:
-        thread.join()
-    return replies
+
+    def _run(self, call: _Call) -> None:
+        _THREAD.call = call
+        reply = _reply(call.job, self._work)
+        with self._news:
+            if not call.is_late:
+                self._replies[call.at] = reply
+                del self._under_way[call]
+                self._news.notify()
+                return
+        try:
+            # The answer may be over, and then nobody else forgets what this call has kept.
+            self._member.forget(call.job.query.id)
+        finally:
+            with _LATE_LOCK:
+                _LATE[self._member.name] -= 1
+
+    def _give_up_silent(self) -> None:
+        self._member.note_sign()  # the worker need not watch, because this thread does
+        now = time.monotonic()
+        for call in list(self._under_way):
+            if call.silence is None or not call.silence.is_too_long(now, call.sign):
+                continue
+            call.is_late = True
+            del self._under_way[call]
+            self._replies[call.at] = silent(call.silence.limit_s)
+            with _LATE_LOCK:
+                _LATE[self._member.name] += 1
 
 
-def _reply(job: _Job, work: Callable[[_Job], Any]) -> Any:
+def _reply(job: Job, work: Work) -> Any:
     try:
         return work(job)
     except (MemberError, UsageError) as error:

@@ -28,7 +28,8 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, System
 from pydantic import Field, InstanceOf
 
 from ...core.letters import LETTERS, chosen_letter
-from ...core.member import Probe, quiet_s
+from ...core.member import Probe
+from ...core.silence import quiet_s
 from ...core.values import (
     BUDGET,
     REFUSAL,
@@ -50,7 +51,7 @@ from ...errors import MemberError, advised
 from ...secret_values import masked, remember
 from ..arguments import checked
 from ..text.templates import all_as_text, with_system
-from ..threads import each
+from ..threads import each, note_sign
 from .continuing import QUOTED, is_undecided, joined, repeatable, repeated_words
 from .names import chat_model_named, key_of, name_of, settings_of
 from .replies import Reply
@@ -79,7 +80,8 @@ DOUBT = 0.1
 """What a ballot adds to each draft's count, so that no draft gets a probability of zero."""
 NEW_REQUEST_S = 90.0
 """The first chunk of a new request in mid-answer may come this much later than the next chunk of an
-open stream: the model reads everything again, and may reason again."""
+open stream, because the model reads everything again, and may reason again. (The worker's limit for
+the first job of an answer includes this.)"""
 INPUTS = {
     "image": "image_inputs",
     "file": "pdf_inputs",
@@ -158,7 +160,7 @@ class ChatModelMember:
         self.price = price and (price[0], price[1])
         self.thinking_tokens = thinking_tokens
         self.last_sign = 0.0
-        """When a chunk last arrived, or until when none may arrive, as in :class:`.Member`."""
+        """When it last watched its jobs, as in :class:`.Member`."""
         self._way: str | None = None
         """How it continues a text; empty: it cannot; None: not tried yet."""
         self._repeats: int | None = 0
@@ -233,10 +235,13 @@ class ChatModelMember:
         return self.preview()
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[Draft | Failure]:
-        return each(jobs, self._draft, self.name, self.max_concurrency)
+        return each(self, jobs, self._draft)
 
     def score(self, jobs: Sequence[ScoreJob]) -> list[Scored | Failure]:
-        return each(jobs, self._ballot, self.name, self.max_concurrency)
+        return each(self, jobs, self._ballot)
+
+    def note_sign(self) -> None:
+        self.last_sign = time.monotonic()
 
     def forget(self, query_id: str) -> None:
         self._refusals.pop(query_id, None)
@@ -297,7 +302,8 @@ class ChatModelMember:
         """A stream of what the model writes next."""
         query = job.query
         self._refuse_if_spent(job)
-        self._allow_for(job)
+        wait_s = self._wait_s(job)
+        note_sign(wait_s)
         messages = self._messages(query.turns, query.tools, query.constraint)
         options: dict[str, Any] = {}
         if job.sampling.temperature > 0:
@@ -315,9 +321,10 @@ class ChatModelMember:
             stream.close()
             self._unreported += stream.new_usage()
         if self._way is None:
-            self._way = self._find_way()
+            self._way = self._find_way(wait_s)
         if not self._way:
             raise self._cannot_continue(answer, is_demanded)
+        note_sign(wait_s)
         parts = self._continued(messages, answer, self._way, options, self._repeats)
         sent = _words_in(messages) + len(words_of(answer))
         return OpenStream(parts, answer, sent, query.constraint, job.sampling)
@@ -369,24 +376,19 @@ class ChatModelMember:
     def _parts(
         self, messages: Sequence[BaseMessage], options: Mapping[str, Any]
     ) -> Iterator[StreamPart]:
-        reply = Reply(
-            self.name, self.model, self.thinking_tokens, self._note_sign, self._gives_reasons
-        )
+        reply = Reply(self.name, self.model, self.thinking_tokens, self._gives_reasons)
         try:
             yield from reply.parts(messages, options)
         finally:
             self._gives_reasons |= reply.has_reason
 
-    def _note_sign(self, ahead_s: float = 0.0) -> None:
-        """Note a sign of life, ``ahead_s`` ahead if no chunk may arrive for so long."""
-        self.last_sign = max(self.last_sign, time.monotonic() + ahead_s)
-
-    def _allow_for(self, job: DraftJob) -> None:
-        """Allow for the time in which no chunk of a new request may arrive."""
-        ahead_s = NEW_REQUEST_S if job.answer else 0.0
+    def _wait_s(self, job: DraftJob) -> float:
+        """How much later than the next chunk of an open stream the first of a new request may
+        come."""
+        wait_s = NEW_REQUEST_S if job.answer else 0.0
         if not self.model._should_stream(async_api=False, stream=True):
-            ahead_s += quiet_s(job.max_tokens)
-        self._note_sign(ahead_s)
+            wait_s += quiet_s(job.max_tokens)
+        return wait_s
 
     def _continued(
         self,
@@ -424,12 +426,13 @@ class ChatModelMember:
                 break
         yield from parts
 
-    def _find_way(self) -> str:
+    def _find_way(self, wait_s: float) -> str:
         """The first way in which the model continues to count, or "". Greedy decoding is not needed
         for that."""
         failure = None
         for way in WAYS:
             replies: list[str] = []
+            note_sign(wait_s)
             parts = self._continued(self._messages(TRIAL), TRIAL_BEGUN, way, {}, replies=replies)
             stream = OpenStream(parts, "")
             try:

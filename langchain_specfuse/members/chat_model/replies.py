@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -14,7 +14,7 @@ from ...core.values import REFUSAL
 from ...errors import MemberError, advised
 from ..network import status_of, to_reach
 from ..text.thinking import split_thought
-from ..threads import shown
+from ..threads import note_sign, shown
 from .refusals import REASONS, is_refusal, refusal_in
 from .stream import StreamPart
 from .words import words_of
@@ -41,15 +41,13 @@ class Reply:
         member: str,
         model: BaseChatModel,
         thinking_tokens: int,
-        on_chunk: Callable[[], None],
         needs_reason: bool = False,
     ) -> None:
-        """``member`` is the member's name, for errors. ``on_chunk`` is called for each chunk.
-        ``needs_reason``: a reply that ends without a reason has broken off."""
+        """``member`` is the member's name, for errors. ``needs_reason``: a reply that ends without
+        a reason has broken off."""
         self._member = member
         self._model = model
         self._limit = thinking_tokens
-        self._on_chunk = on_chunk
         self._thought_size = 0
         """The length of the reply in words. A chunk without text counts as one word."""
         self._begun = False
@@ -82,7 +80,7 @@ class Reply:
                     chunk = next(chunks, None)
                 if chunk is None:
                     break
-                self._on_chunk()
+                note_sign()
                 part = self._part(chunk)
                 if part is not None:
                     yield part

@@ -21,11 +21,10 @@ from weakref import WeakSet
 
 import httpx2
 
-from ...core.member import quiet_s
 from ...errors import MemberError, UsageError, advised
 from ...secret_values import remember
 from ..network import through_proxy, to_reach
-from ..threads import SHOWN
+from ..threads import SHOWN, note_sign
 
 log = logging.getLogger("langchain_specfuse")
 
@@ -98,7 +97,7 @@ class Client:
         self.broken = False
         """Whether a connection was refused or cut. Another server may have taken its place."""
         self.last_sign = 0.0
-        """When bytes last arrived, or until when none may arrive, as in :class:`.Member`."""
+        """When bytes last arrived."""
         self._closed = False
         self._key = _key_in(address.api_key_env)
         remember({"api_key": self._key})
@@ -133,12 +132,8 @@ class Client:
                 pass
         self._client.close()
 
-    def expect_tokens(self, count: int) -> None:
-        """Note that the next response comes in one piece, when this many tokens are written."""
-        self._note_sign(quiet_s(count))
-
-    def _note_sign(self, ahead_s: float = 0.0) -> None:
-        self.last_sign = max(self.last_sign, time.monotonic() + ahead_s)
+    def note_sign(self) -> None:
+        self.last_sign = time.monotonic()
 
     def get(self, path: str) -> Any:
         return self._request("GET", path, None)
@@ -202,9 +197,9 @@ class Client:
             method, self._url(path), json=body, timeout=timeout, extensions=trace
         ) as response:
             content = bytearray()
-            self._note_sign()
+            self._note_bytes()
             for chunk in response.iter_bytes():
-                self._note_sign()
+                self._note_bytes()
                 content += chunk
                 if len(content) > MOST_BYTES:
                     message = (
@@ -215,6 +210,10 @@ class Client:
                 if time.monotonic() > deadline:
                     raise httpx2.ReadTimeout("the reply did not end in time")
         return HttpReply(response.status_code, bytes(content), response.headers, response.url.path)
+
+    def _note_bytes(self) -> None:
+        self.note_sign()
+        note_sign()
 
     def _left(self) -> float:
         return max(0.001, float(self._now.deadline) - time.monotonic())

@@ -155,8 +155,12 @@ class ServerMember:
 
     @property
     def last_sign(self) -> float:
-        giver = self._chat or self._client
-        return 0.0 if giver is None else giver.last_sign
+        working = self._chat or self._client
+        return 0.0 if working is None else working.last_sign
+
+    def note_sign(self) -> None:
+        if self._client is not None:
+            self._client.note_sign()
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -386,7 +390,7 @@ class ServerMember:
         self.probe()
         if self._chat is not None:
             return list(getattr(self._chat, work)(jobs))
-        return each(jobs, getattr(self._session, work), self.name, self.max_concurrency)
+        return each(self, jobs, getattr(self._session, work))
 
 
 def _is_foreign(error: MemberError) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from ...constraints import left_out, respaced
+from ...core.silence import quiet_s
 from ...core.values import (
     Candidate,
     Constraint,
@@ -31,6 +32,7 @@ from ...errors import MemberError, UsageError, advised, amount
 from ..text.prompts import Prompts
 from ..text.tools import allows_prose
 from ..text.words import REPLACEMENT, PartialDraft, either
+from ..threads import note_sign
 from .dialect import LIKELY, Dialect, Draw, Drawn, Path, Scorer
 from .http import RefusedError
 from .tokenizers import REFUSALS, RemoteTokenizer
@@ -190,7 +192,7 @@ class TokenSession:
             # excluded tokens may come after the first token
             count = 1 if excluded else draft.next_count
             draw = Draw(job.query.id, ids, count, sampling, constraint, excluded)
-            self.dialect.client.expect_tokens(count)
+            note_sign(quiet_s(count))  # the response comes in one piece
             drawn = self.dialect.draw(draw)
             read = 0 if drawn.reused is None else len(ids) - drawn.reused
             effort += Effort(read=read + len(drawn.tokens), reused=drawn.reused or 0)

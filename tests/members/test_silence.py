@@ -1,0 +1,320 @@
+"""Every kind of member gives signs of life while it works, so that a slow one is not late; one that
+hangs is, and its other jobs are not."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from langchain_core.messages import AIMessage
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_openai import ChatOpenAI
+
+from langchain_specfuse import ChatModelMember, LlamaCppMember, ServerMember
+from langchain_specfuse.core.values import Draft, DraftJob, Failure, Segment
+from langchain_specfuse.engine.worker import QueuedJob, Worker
+
+from . import tiny
+from .contract import draft_job
+from .fake_chat_server import FakeChatServer
+from .fake_server import FakeServer
+from .test_chat_model import STORY, Talker, talker
+
+LIMIT_S = 0.5
+PATIENCE_S = 30.0
+SILENT = Failure("timeout", "no token for 0.5 s")
+_NUMBERS = itertools.count()
+
+
+def until(condition: Callable[[], object]) -> bool:
+    end = time.monotonic() + PATIENCE_S
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.005)
+    return bool(condition())
+
+
+def replies_of(member: Any, jobs: Sequence[DraftJob], silence_s: float = LIMIT_S) -> list[Any]:
+    """The replies that a worker delivers, in the order of the jobs."""
+    replies: dict[str, Any] = {}
+
+    def queued(job: DraftJob) -> QueuedJob:
+        def deliver(reply: Any) -> None:
+            replies[job.query.id] = reply
+
+        return QueuedJob(member, "draft", job, deliver, silence_s=silence_s)
+
+    Worker(f"silence-{next(_NUMBERS)}").put(*map(queued, jobs))
+    assert until(lambda: len(replies) == len(jobs)), replies
+    return [replies[job.query.id] for job in jobs]
+
+
+def asking(question: str, **options: Any) -> DraftJob:
+    return draft_job(question, id=f"q{next(_NUMBERS)}", **options)
+
+
+def threads_of(name: str) -> list[str]:
+    return [thread.name for thread in threading.enumerate() if f"specfuse-{name}_" in thread.name]
+
+
+# --- chat models ----------------------------------------------------------------------------------
+
+
+class Hanging(Talker):
+    """Hangs before its ``at``-th word where the question says so, until ``go`` is set. Waits
+    ``first_s`` before the first word and ``pause_s`` before every other."""
+
+    at: int = 0
+    pause_s: float = 0.0
+    first_s: float = 0.0
+    go: Any = None
+
+    def _stream(self, messages: Any, *args: Any, **options: Any) -> Iterator[ChatGenerationChunk]:
+        for number, chunk in enumerate(super()._stream(messages, *args, **options)):
+            time.sleep(self.pause_s if number else self.first_s)
+            if number == self.at and "hang" in messages[-1].text:
+                self.go.wait(PATIENCE_S)
+            yield chunk
+
+
+@pytest.fixture
+def hanging() -> Iterator[Callable[..., Hanging]]:
+    made: list[Hanging] = []
+
+    def make(**fields: Any) -> Hanging:
+        made.append(Hanging(asked=[], said=[], closed=[], go=threading.Event(), **fields))
+        return made[-1]
+
+    yield make
+    for model in made:
+        model.go.set()
+
+
+@pytest.mark.parametrize("at", [0, 1, 4], ids=["before the first word", "after it", "later"])
+def test_a_chat_model_that_hangs_is_late(hanging: Any, at: int) -> None:
+    member = ChatModelMember(hanging(at=at), name="hangs")
+    assert replies_of(member, [asking("hang")]) == [SILENT]
+
+
+def test_a_chat_model_that_drips_is_not_late(hanging: Any) -> None:
+    member = ChatModelMember(hanging(pause_s=0.2), name="drips")
+    (reply,) = replies_of(member, [asking("Why?", segment_tokens=12)])
+    assert isinstance(reply, Draft) and STORY.startswith(reply.text)
+    assert reply.text.count(" ") > 5
+
+
+def test_one_request_that_hangs_does_not_fail_the_others(hanging: Any) -> None:
+    member = ChatModelMember(hanging(at=2), name="some", max_concurrency=4)
+    jobs = [asking("hang" if number % 8 == 3 else "Why?") for number in range(32)]
+    replies = replies_of(member, jobs)
+    for job, reply in zip(jobs, replies, strict=True):
+        if job.query.turns[-1].text == "hang":
+            assert reply == SILENT
+        else:
+            assert isinstance(reply, Draft) and STORY.startswith(reply.text)
+
+
+def test_a_member_is_asked_again_while_an_earlier_request_hangs(hanging: Any) -> None:
+    member = ChatModelMember(hanging(), name="again")
+    assert replies_of(member, [asking("hang")]) == [SILENT]
+    (reply,) = replies_of(member, [asking("Why?")])
+    assert isinstance(reply, Draft)
+
+
+def test_requests_that_hang_do_not_pile_up(hanging: Any) -> None:
+    member = ChatModelMember(hanging(), name="pile", max_concurrency=2)
+    for _ in range(2):
+        assert replies_of(member, [asking("hang")], silence_s=0.1)[0].kind == "timeout"
+    (refused,) = replies_of(member, [asking("hang")])
+    assert refused == Failure("timeout", "2 earlier requests without a token have not ended")
+    assert len(threads_of("pile")) == 2
+    member.model.go.set()
+    assert until(lambda: not threads_of("pile"))
+    (reply,) = replies_of(member, [asking("Why?")])
+    assert isinstance(reply, Draft)
+
+
+@pytest.mark.parametrize("at", [0, 3])
+@pytest.mark.parametrize("forgotten", [True, False], ids=["forgotten first", "not forgotten"])
+def test_a_stream_that_was_given_up_is_closed_when_it_goes_on(
+    hanging: Any, at: int, forgotten: bool
+) -> None:
+    model = hanging(at=at)
+    member, job = ChatModelMember(model, name="closed"), asking("hang")
+    assert replies_of(member, [job]) == [SILENT]
+    if forgotten:
+        member.forget(job.query.id)
+    said = len(model.said)
+    model.go.set()
+    assert until(lambda: model.closed)
+    assert len(model.said) == said, "nothing more is read, because it would be billed"
+    assert until(lambda: not threads_of("closed"))
+
+
+class InOnePiece(Talker):
+    """Has no streaming, and takes ``takes_s`` for a reply."""
+
+    takes_s: float = 1.0
+    disable_streaming: Any = True
+
+    def _generate(self, messages: Any, *args: Any, **options: Any) -> ChatResult:
+        time.sleep(self.takes_s)
+        return ChatResult(generations=[ChatGeneration(message=AIMessage(self.script))])
+
+
+def test_a_reply_in_one_piece_has_a_second_for_each_token_of_the_answer() -> None:
+    member = ChatModelMember(InOnePiece(asked=[], said=[], closed=[]), name="whole")
+    (reply,) = replies_of(member, [asking("Why?", max_tokens=64)])
+    assert isinstance(reply, Draft)
+    assert replies_of(member, [asking("Why?", max_tokens=30)]) == [SILENT]
+
+
+def test_a_new_request_in_mid_answer_may_take_longer(hanging: Any) -> None:
+    """It reads everything again, and a model that reasons reasons again."""
+    model = hanging(way="continue")
+    member = ChatModelMember(model, name="mid")
+    job = asking("Why?")
+    (first,) = replies_of(member, [job])
+    model.first_s = 2 * LIMIT_S
+    other = replace(job, answer=(Segment(first.text), Segment(" and so")))
+    (reply,) = replies_of(member, [other])
+    assert isinstance(reply, Draft)
+
+
+# --- chat models over HTTP ------------------------------------------------------------------------
+
+
+def chunk(text: str) -> bytes:
+    delta = {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]}
+    return f"data: {json.dumps(delta)}\n\n".encode()
+
+
+@pytest.fixture
+def provider() -> Iterator[tuple[FakeChatServer, ChatModelMember]]:
+    server = FakeChatServer("openai", talker(script=f"{STORY} " * 500))
+    model = ChatOpenAI(model="tiny", base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    yield server, ChatModelMember(model, name="provider")
+    server.stop()
+
+
+def test_a_provider_that_falls_silent_is_late_and_leaves_no_thread_and_no_connection(
+    provider: Any,
+) -> None:
+    server, member = provider
+    server.go_on.clear()
+    job = asking("Why?", segment_tokens=12)
+    assert replies_of(member, [job]) == [SILENT]
+    member.forget(job.query.id)
+    server.go_on.set()
+    assert until(server.hung_up.is_set)
+    assert until(lambda: not threads_of("provider"))
+
+
+# --- servers --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["vllm", "llama.cpp"])
+def served(request: Any) -> Iterator[tuple[FakeServer, ServerMember]]:
+    server = FakeServer(request.param, *tiny.cached("llama", 2))
+    member = ServerMember(server.url, "tiny", name="served", tokenizer=server.tokenizer, timeout=5)
+    member.probe()
+    yield server, member
+    member.unload()
+    server.stop()
+
+
+def drawing(path: str) -> bool:
+    return "completion" in path
+
+
+def test_a_server_that_hangs_is_late_and_leaves_no_thread(served: Any) -> None:
+    server, member = served
+    server.fault = lambda path, _: "hang" if drawing(path) else None
+    assert replies_of(member, [asking("Why?")]) == [SILENT]
+    server.fault = None
+    server.go.set()
+    assert until(lambda: not threads_of("served"))
+
+
+def test_a_response_in_one_piece_has_a_second_for_each_token_beyond_the_first(served: Any) -> None:
+    server, member = served
+
+    def slow(path: str, _: int) -> None:
+        if drawing(path):
+            time.sleep(2 * LIMIT_S)
+
+    server.fault = slow
+    (reply,) = replies_of(member, [asking("Why?", segment_tokens=40, max_tokens=64)])
+    assert isinstance(reply, Draft)
+
+
+def test_a_server_that_answers_each_request_in_time_is_not_late(served: Any) -> None:
+    """Four jobs, one after the other, take longer than the limit."""
+    server, member = served
+    member.max_concurrency = 1
+
+    def slow(path: str, _: int) -> None:
+        if drawing(path):
+            time.sleep(0.4 * LIMIT_S)
+
+    server.fault = slow
+    replies = replies_of(member, [asking(f"Why {number}?") for number in range(4)])
+    assert all(isinstance(reply, Draft) for reply in replies)
+
+
+# --- models in this process -----------------------------------------------------------------------
+
+
+def signs_during(member: Any, work: Callable[[], Any]) -> int:
+    """How many different signs another thread sees meanwhile."""
+    seen, done = set(), threading.Event()
+
+    def look() -> None:
+        while not done.is_set():
+            seen.add(member.last_sign)
+            time.sleep(0)
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    work()
+    done.set()
+    watcher.join()
+    return len(seen)
+
+
+@pytest.fixture(params=["llama.cpp", "transformers"])
+def local(request: Any) -> Any:
+    if request.param == "transformers":
+        member = tiny.member("llama", 1)
+    else:
+        member = LlamaCppMember(str(request.getfixturevalue("tiny_llama")))
+    member.probe()
+    yield member
+    member.unload()
+
+
+def test_a_local_member_gives_a_sign_with_each_token(local: Any) -> None:
+    before = time.monotonic()
+    signs = signs_during(local, lambda: local.draft([asking("Why?", segment_tokens=32)]))
+    assert before < local.last_sign <= time.monotonic()
+    assert signs > 4
+
+
+def test_a_local_member_gives_a_sign_with_each_chunk_of_a_prompt(local: Any) -> None:
+    job = asking("The air scatters blue light. " * 40)
+    (pending,) = local.draft([replace(job, prefill_chunks=0)])
+    before = local.last_sign
+    local.draft([replace(job, prefill_chunks=1)])
+    assert pending.left and local.last_sign > before
+
+
+def test_a_member_that_loads_gives_signs(local: Any) -> None:
+    local.unload()
+    first = local.last_sign
+    time.sleep(0.001)
+    assert local.last_sign > first
