@@ -3,6 +3,7 @@ take."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import subprocess
@@ -12,11 +13,24 @@ import time
 
 import pytest
 
+from langchain_specfuse.core.options import Settings
 from langchain_specfuse.core.values import DraftJob, Failure, Sampling
+from langchain_specfuse.engine import Ensemble
 from langchain_specfuse.engine.worker import QueuedJob, Worker
+from langchain_specfuse.members.scripted import ScriptedMember
 
-from .conftest import PATIENCE_S, query, until
+from .conftest import (
+    BLUE,
+    PATIENCE_S,
+    Gated,
+    fresh_device,
+    open_queries,
+    query,
+    text,
+    until,
+)
 
+DRIVE = importlib.import_module("langchain_specfuse.engine.drive")  # the package has a function
 LIMIT_S = 0.3
 SILENT = Failure("timeout", "no token for 0.3 s")
 STILL_BUSY = Failure("timeout", "still busy with an earlier call that took too long")
@@ -308,6 +322,35 @@ def test_a_groups_sign_counts_for_its_members(worker, count):
     group.speaks.clear()
     assert until(lambda: replies == [SILENT] * count)
     group.gate.set()
+
+
+# --- an answer ------------------------------------------------------------------------------------
+
+
+def test_a_reserve_goes_on_in_mid_sentence_where_the_lead_hangs(monkeypatch):
+    monkeypatch.setattr(DRIVE, "SILENCE_S", LIMIT_S)
+    lead = Gated(BLUE, gated_call=3, name="a", device=fresh_device())
+    reserve = ScriptedMember(BLUE, name="b", device=fresh_device())
+    ensemble = Ensemble([lead, reserve])
+    rounds = list(ensemble.rounds(query(), Settings(segment_tokens=2, lead="a")))
+    assert text(rounds) == BLUE
+    exits = [departure for round in rounds for departure in round.left]
+    assert [(gone.member, gone.kind, gone.reason) for gone in exits] == [
+        ("a", "timeout", SILENT.message)
+    ]
+    assert reserve.draft_calls < lead.draft_calls + 6
+    lead.gate.set()
+    assert until(lambda: not open_queries([lead, reserve]))
+
+
+def test_the_first_token_of_a_lead_may_take_longer(monkeypatch):
+    monkeypatch.setattr(DRIVE, "SILENCE_S", LIMIT_S / 3)
+    lead = Gated(BLUE, name="a", device=fresh_device())
+    ensemble = Ensemble([lead, ScriptedMember(BLUE, name="b", device=fresh_device())])
+    threading.Timer(3 * LIMIT_S, lead.gate.set).start()
+    rounds = list(ensemble.rounds(query(), Settings(segment_tokens=2, lead="a")))
+    assert text(rounds) == BLUE
+    assert not any(round.left for round in rounds)
 
 
 # --- a process that was suspended -----------------------------------------------------------------
