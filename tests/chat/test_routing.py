@@ -137,6 +137,16 @@ def test_an_answer_in_a_cache_is_not_that_of_another_router(tmp_path):
     assert model(tmp_path, members=first.members, cache=cache).invoke(SPANISH).text == "Un gato."
 
 
+def test_a_reserve_takes_over_from_the_lead_that_the_router_chose(tmp_path):
+    failing = ScriptedMember("Un gato.", name="poet", fails_in=1)
+    llm = model(tmp_path, members=[members()[0], failing])
+    message = llm.invoke(SPANISH)
+    assert message.text == "It is 5." and routing(message)["lead"] == "poet"
+    told = routing(llm.invoke(SPANISH))
+    assert (told["lead"], told["by"]) == ("adder", "reserve") and told["expected"]
+    assert routing(llm.invoke(SPANISH, lead="poet")) == {"lead": "adder", "by": "reserve"}
+
+
 # --- embeddings -----------------------------------------------------------------------------------
 
 
