@@ -427,13 +427,15 @@ class SpecFuseChatModel(Options, BaseChatModel):
         drafting = len(call.members)
         options = {name: getattr(call, name) for name in sorted(Options.model_fields)}
         others = {name: value for name, value in options.items() if name not in _ELSEWHERE}
+        lead_id = lead_id_of(call)
+        if lead_id is not None:
+            others["calibration"] = lead_id
         return {
             "model": call.model_name or "+".join(call.writers),
             "members": identities[:drafting],
             "verifiers": identities[drafting:],
             "method": _plain(call.method),
             **_without_address(others),
-            "calibration": lead_id_of(call),
             # Not "stop": LangChain writes the call's own stop strings under that name.
             "default_stop": call.stop,
             "output_version": self.output_version,
