@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,6 +30,7 @@ from .routing import Routing, check_embeddings, routed
 if TYPE_CHECKING:
     from .options import Options
 
+log = logging.getLogger("langchain_specfuse")
 FORMAT = 2
 ADVICE = "write one with: langchain-specfuse doctor --prompts FILE --calibration FILE"
 ROUTER = "router"
@@ -89,12 +91,18 @@ class Calibration:
 
     def lead_for(self, turns: Iterable[Turn], embeddings: Any = None) -> Routing:
         """Who leads the answer to this conversation, and why. ``embeddings``: those that the router
-        was made with, if it was."""
+        was made with, if it was. If they fail, the best single member leads."""
         if not self.leads:
             return Routing(None, "vote")
-        if self.router is None:
-            return Routing(self.lead, "calibration", self.members)
-        return routed(self.router, turns, embeddings)
+        if self.router is not None:
+            try:
+                return routed(self.router, turns, embeddings)
+            except UsageError:
+                raise
+            except Exception as error:  # without its text, which may quote the question
+                kind = type(error).__name__
+                log.warning("the embeddings failed (%s), so %s leads", kind, self.lead)
+        return Routing(self.lead, "calibration", self.members)
 
     @property
     def lead_id(self) -> str:
@@ -172,6 +180,9 @@ def _check_router(router: Router, members: Iterable[str]) -> None:
         raise ValueError("its router was made for other members")
     if any(len(row) != len(router.shares) for row in router.weights.values()):
         raise ValueError("its router must have a weight for each member in each row")
+    rows = [router.shares.values(), *router.weights.values()]
+    if not all(math.isfinite(number) for row in rows for number in row):
+        raise ValueError("the shares and weights of its router must be finite numbers")
 
 
 def _unreadable(path: str | Path, reason: object) -> UsageError:

@@ -201,6 +201,18 @@ def test_embeddings_of_another_length_are_refused_at_the_question(tmp_path):
         llm.invoke(ADD)
 
 
+def test_while_embeddings_fail_the_best_single_member_leads(tmp_path, caplog, monkeypatch):
+    llm = SpecFuseChatModel(members=members(), calibration=embedded(tmp_path), embeddings=OneWord())
+
+    def failing(self: OneWord, text: str) -> list[float]:
+        raise ConnectionError(f"no connection for {text}")
+
+    monkeypatch.setattr(OneWord, "embed_query", failing)
+    assert routing(llm.invoke(SPANISH))["by"] == "calibration"
+    assert "the embeddings failed (ConnectionError), so adder leads" in caplog.text
+    assert "Spanish" not in caplog.text
+
+
 def test_what_is_not_embeddings_is_refused():
     with pytest.raises(UsageError, match="embeddings must be LangChain's Embeddings, got 'ada'"):
         SpecFuseChatModel(members=members(), embeddings="ada")
@@ -217,6 +229,7 @@ def test_what_is_not_embeddings_is_refused():
         ({"specfuse_calibration": 1}, "it has format 1"),
         ({"specfuse_calibration": 3}, "it is not a calibration file of this version"),
         ({"router": {"shares": SHARES, "weights": {"1": [0.5]}}}, "a weight for each member"),
+        ({"router": {"shares": SHARES, "weights": {"1": [0.5, float("nan")]}}}, "finite"),
         ({"router": {"shares": {"eve": 1.0}, "weights": {}}}, "made for other members"),
         ({"router": {"shares": SHARES, "weights": {}, "features": "n-grams 9"}}, "'n-grams 9'"),
     ],
