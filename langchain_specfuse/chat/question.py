@@ -97,7 +97,7 @@ class Question:
         lead = self.ensemble.lead(self.call)
         if lead is None:
             return Routing(None, "vote")
-        if self.call.lead != "auto":
+        if self.call.lead == lead:
             return Routing(lead, "named")
         sizes = {name: probes[name].size if name in probes else 0 for name in self.writers}
         return Routing(lead, "largest" if lead == largest(sizes) else "first")

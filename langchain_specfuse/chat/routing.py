@@ -17,7 +17,7 @@ REASONS: Mapping[str, str] = {
     "calibration": "{expected} of the questions of the calibration",
     "named": "it was named as the lead",
     "largest": "it has at least twice the parameters of every other member",
-    "first": "it is the first member, and the others could not vote without further requests",
+    "first": "it is the first member, and no other is known to be much larger",
     "reserve": "the member that should lead has failed lately",
 }
 """The value of ``Routing.by`` -> the reason in words."""

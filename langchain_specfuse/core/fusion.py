@@ -19,12 +19,12 @@ from dataclasses import replace
 
 from . import prompts
 from .answer import Answer, legal_part
-from .ballot import largest
 from .checking import Checking
 from .consensus import job_of, sample_name, whole_answers
 from .options import Settings
 from .panel import Panel
 from .referee import FREE, Referee
+from .results import FUSE
 from .round import Round
 from .rounds import (
     Budget,
@@ -37,6 +37,11 @@ from .rounds import (
     without_failed,
 )
 from .values import Draft, Query, Segment
+
+
+def is_fused(settings: Settings) -> bool:
+    """Whether answers are merged."""
+    return settings.segment == "answer" and settings.result == FUSE
 
 
 def fused(query: Query, settings: Settings, panel: Panel, referee: Referee = FREE) -> Loop:
@@ -71,7 +76,7 @@ def fused(query: Query, settings: Settings, panel: Panel, referee: Referee = FRE
                 samples[draft_name] = name
         if settings.refusals == "any" and clock.refusals:
             break
-    writer = _writer(panel, settings)
+    writer = _writer(panel)
     thoughts = yield from checking.thoughts(drafts, answer)
     clock.lap_checks(checking)
     yield Round(
@@ -115,15 +120,13 @@ def fused(query: Query, settings: Settings, panel: Panel, referee: Referee = FRE
     )
 
 
-def _writer(panel: Panel, settings: Settings) -> str:
-    """The member that writes the final answer: the lead, else the largest member, else the one with
-    the most weight, and among equals the first. Empty if no member is left."""
-    names = panel.drafters
-    sizes = {member.name: member.size for member in panel.members if member.drafts}
-    for name in (panel.lead, settings.lead, largest(sizes)):
-        if name in names:
-            return str(name)
-    return max(names, key=lambda name: round(panel.weights[name], 12), default="")
+def _writer(panel: Panel) -> str:
+    """The member that writes the final answer: the lead or, if it has left, the member with the
+    most weight, and among equals the first. Empty if no member is left."""
+    if panel.lead is not None:
+        return panel.lead
+    weights = panel.weights
+    return max(panel.drafters, key=lambda name: round(weights[name], 12), default="")
 
 
 def _led_by(writer: str, panel: Panel) -> Panel:

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING
 
 from ..core.ballot import largest
 from ..core.consensus import answers
-from ..core.fusion import fused
+from ..core.fusion import fused, is_fused
 from ..core.member import Member, Probe
 from ..core.options import Settings
 from ..core.panel import Panel
 from ..core.referee import FREE, Referee
-from ..core.results import FUSE
 from ..core.round import Round
 from ..core.rounds import Loop, rounds
 from ..core.values import Panelist, Query
@@ -212,10 +211,15 @@ class Ensemble:
 
     def lead(self, settings: Settings) -> str | None:
         """The member that leads: the named one or, with ``"auto"``, the one that is by far the
-        largest; the first, if no vote could be counted without further requests."""
+        largest; the first, if no vote could be counted without further requests. Fused answers
+        always have a lead."""
         writers = [name for name in self.members if name in self.drafting]
         lead = settings.lead
-        if settings.method.margin is None or len(writers) < 2:
+        if len(writers) < 2:
+            return None
+        if is_fused(settings) and lead in ("auto", None):
+            return self._largest(writers) or writers[0]
+        if settings.method.margin is None and not is_fused(settings):
             return None
         if lead == "auto":
             return self._largest_or_first(writers)
@@ -224,10 +228,13 @@ class Ensemble:
             raise advised(error, f"they are {', '.join(writers)}")
         return lead
 
+    def _largest(self, writers: Sequence[str]) -> str | None:
+        known = {name: self._known(name) for name in writers}
+        return largest({name: probe.size if probe else 0 for name, probe in known.items()})
+
     def _largest_or_first(self, writers: Sequence[str]) -> str | None:
         known = {name: self._known(name) for name in self.members}
-        sizes = {name: probe.size if probe else 0 for name, probe in known.items()}
-        lead = largest({name: sizes[name] for name in writers})
+        lead = self._largest(writers)
         if lead is not None or None in known.values():
             return lead
         voting = [name for name, probe in known.items() if probe and probe.scores]
@@ -363,7 +370,7 @@ class Ensemble:
     def _loop(self, query: Query, settings: Settings, referee: Referee) -> Loop:
         """The loop that agrees the answer: segment by segment, as a whole, or fused."""
         panel = self.panel(settings, query.kinds)
-        if settings.segment == "answer" and settings.result == FUSE:
+        if is_fused(settings):
             return fused(query, settings, panel, referee)
         if settings.segment == "answer":
             return answers(query, settings, panel, referee)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -138,6 +139,36 @@ def test_log_probabilities_are_those_of_the_final_answer() -> None:
     message = council(logprobs=True).invoke("Bergen?")
     tokens = message.response_metadata["logprobs"]["content"]
     assert "".join(token["token"] for token in tokens) == FINAL
+
+
+class Sized(ScriptedMember):
+    """A scripted member with a size."""
+
+    size = 0
+
+    def probe(self) -> Any:
+        return replace(super().probe(), size=self.size)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options", "lead", "by"),
+    [
+        ((1, 1, 1), {}, "a", "first"),
+        ((1, 9, 2), {}, "b", "largest"),
+        ((1, 9, 2), {"lead": None}, "b", "largest"),
+        ((1, 9, 2), {"lead": "c"}, "c", "named"),
+        ((0, 0, 0), {"method": "specem"}, "a", "first"),
+    ],
+)
+def test_the_lead_writes_else_the_largest_else_the_first(
+    sizes: tuple[int, ...], options: dict[str, Any], lead: str, by: str
+) -> None:
+    members = [Sized(writes(f"{name}."), name=name) for name in "abc"]
+    for member, size in zip(members, sizes, strict=True):
+        member.size = size
+    message = council(*members, **options).invoke("Bergen?")
+    assert panel_of(message)["writers"] == [lead]
+    assert message.response_metadata["specfuse"]["routing"] == {"lead": lead, "by": by}
 
 
 def test_samples_of_one_member_are_fused() -> None:
