@@ -185,7 +185,9 @@ def call_for_drafts(
         new_requests=not clock.budget.is_spent,
     )
     if checking.wants_reserve(panel):
-        panel, _ = yield from woken(panel, number)
+        panel, failures = yield from woken(panel, number)
+        jobs = dict.fromkeys(failures, job)
+        panel = without_failed(panel, jobs, failures, answer, number, needed=False)
     redrafting = checking.writers(panel)
     first = redrafting or ((panel.lead,) if panel.lead else panel.drafters)
     jobs = {name: checking.job(job, name, panel, answer) for name in first}
@@ -193,12 +195,14 @@ def call_for_drafts(
     clock.lap("draft", replies)
     others = [name for name in panel.drafters if name not in replies]
     while led and (others or panel.reserve) and needs_successor(settings, clock, replies):
+        successor = [*others, *panel.reserve][0]
         if others:
-            successor: str | None = others.pop(0)
+            others.pop(0)
         else:
-            panel, successor = yield from woken(panel, number)
-        if successor is None:
-            continue
+            panel, failures = yield from woken(panel, number)
+            if failures:
+                replies = {**replies, **failures}
+                continue
         job = replace(job, new_requests=not clock.budget.is_spent)
         jobs = {successor: checking.job(job, successor, panel, answer)}
         more = yield Ask(jobs, number, bool(panel.reserve))
@@ -213,7 +217,10 @@ def call_for_drafts(
         more = yield Ask(more_jobs, number)
         clock.lap("draft", more)
         replies = {**replies, **more}
-    if number > 1 and is_at_limits(replies) and not checking.is_redrafting:
+    # A lead at its limits ends the answer, also if its reserve has failed.
+    drafted = any(isinstance(reply, Draft) for reply in replies.values())
+    limiting = {first[0]: replies[first[0]]} if led and not drafted else replies
+    if number > 1 and is_at_limits(limiting) and not checking.is_redrafting:
         # The answer ends here, and no member leaves.
         return panel, {name: Draft("") for name in panel.drafters}
     asked = [name for name in panel.drafters if name in replies]
@@ -228,14 +235,13 @@ def call_for_drafts(
     return panel, drafts
 
 
-def woken(panel: Panel, number: int) -> Generator[Wake, Any, tuple[Panel, str | None]]:
-    """The panel with the next member in reserve, and its name; None if it cannot take part."""
+def woken(panel: Panel, number: int) -> Generator[Wake, Any, tuple[Panel, dict[str, Failure]]]:
+    """The panel with the next member in reserve, and its failure if it cannot take part."""
     name = panel.reserve[0]
     reply = yield Wake(name, number)
     if isinstance(reply, Failure):
-        departure = Departure(name, reply.kind, reply.message, number, reply.cause)
-        return panel.without([departure]), None
-    return panel.joined_by(reply), name
+        return panel.joined_by(Panelist(name, scores=False)), {name: reply}
+    return panel.joined_by(reply), {}
 
 
 def needs_successor(settings: Settings, clock: Clock, replies: Replies) -> bool:

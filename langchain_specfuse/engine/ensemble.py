@@ -257,11 +257,12 @@ class Ensemble:
         if order:
             # the order may have changed since the lead was loaded
             loaded = [name for name in order if name in self._probes]
+            self._refuse_blind([name for name in loaded if name == self.lead(settings)], kinds)
             able = [name for name in loaded if self._reads(name, kinds)]
-            lead = (able or loaded)[0]
+            self._refuse_blind([] if able else loaded, kinds)
+            lead = able[0]
             reserve = [name for name in order if name != lead]
             self.breaker.try_again(lead)
-            self._refuse_blind([lead], kinds)
             return Panel.of([self._panelist(lead)], lead=lead, reserve=reserve)
         self._refuse_blind([name for name in self.members if name in self.drafting], kinds)
         # A verifier that cannot read all of the conversation has no vote, because it would prefer

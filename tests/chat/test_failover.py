@@ -581,6 +581,46 @@ def test_a_refusal_or_a_full_context_says_nothing_about_the_member(now):
         assert llm.invoke("Count.").text == "one two three four 5 6"
 
 
+PIXEL = {"type": "image", "base64": "aGk=", "mime_type": "image/png"}
+
+
+def test_a_reserve_that_cannot_read_an_image_does_not_lead_while_the_lead_pauses(now):
+    (first,) = mortals((5, "raise"))
+    blind = ScriptedMember("1 2 3 4 5 6 7 8", name="blind")
+    llm = SpecFuseChatModel(members=[first, blind], lead="a", segment_tokens=4)
+    llm.invoke("Count.")
+    assert llm.invoke("Count.").text == blind.answer
+    first.model.dies_after = None
+    assert writers(llm.invoke([("user", [PIXEL])]).text) == "a"
+
+
+def test_a_lead_that_cannot_read_an_image_is_an_error():
+    (second,) = mortals((None, ""))
+    llm = SpecFuseChatModel(members=[ScriptedMember("1", name="blind"), second], lead="blind")
+    with pytest.raises(UsageError, match="blind cannot read"):
+        llm.invoke([("user", [PIXEL])])
+    assert requests(second) == []
+
+
+@pytest.mark.parametrize("how", ["raise", "429"])
+def test_a_lead_with_a_full_context_ends_the_answer_even_if_its_reserve_fails(how):
+    (second,) = mortals((0, how))
+    first = ScriptedMember("one two three four five six", name="first", max_context=4)
+    llm = SpecFuseChatModel(members=[first, second], segment_tokens=2, lead="first")
+    message = llm.invoke("Count.")
+    assert message.text == "one two three four"
+    assert message.response_metadata["specfuse"]["finish"] == "length"
+
+
+def test_a_reserve_that_cannot_read_the_conversation_is_passed_over_and_does_not_pause(now):
+    first, second = mortals((9, "raise"), (None, ""))
+    blind = ScriptedMember("1 2 3", name="blind")
+    llm = SpecFuseChatModel(members=[first, blind, second], lead="a", segment_tokens=4)
+    message = llm.invoke([("user", [PIXEL])])
+    assert writers(message.text) == "ab" and exits(message) == ["a", "blind"]
+    assert llm.invoke("Count.").text == "1 2 3"
+
+
 # --- loading --------------------------------------------------------------------------------------
 
 

@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 
-from langchain_specfuse import ChatModelMember, ScriptedMember, SpecFuseChatModel, UsageError
+from langchain_specfuse import (
+    ChatModelMember,
+    Method,
+    ScriptedMember,
+    SpecFuseChatModel,
+    UsageError,
+)
 
 from .test_chat_model import STORY, Talker, talker
 
@@ -66,7 +72,7 @@ def test_members_in_this_process_go_on() -> None:
 def test_a_lead_that_spent_the_budget_is_not_corrected_by_members_that_cost() -> None:
     lead, other = talker(), talker(script=RED)
     members = [ChatModelMember(model, name=name) for name, model in (("a", lead), ("b", other))]
-    text, summary, _ = answered(members, lead="a", max_calls=1)
+    text, summary, _ = answered(members, lead="a", max_calls=1, method=Method(margin=0.5))
     assert text == STORY and asked(lead, other) == 1 and summary["exits"][0]["kind"] == "budget"
 
 

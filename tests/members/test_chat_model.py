@@ -461,7 +461,9 @@ def test_a_refused_trial_decides_nothing_and_its_cost_is_reported() -> None:
 def test_a_failed_trial_runs_once_and_is_charged_to_the_answer_that_made_it() -> None:
     model = talker(way="no", script="The sky is green.")
     llm = SpecFuseChatModel(
-        members=[model, ScriptedMember(STORY, name="b")], lead="b", method=Method(sure=1.1)
+        members=[model, ScriptedMember(STORY, name="b")],
+        lead="b",
+        method=Method(sure=1.1, margin=0.5),
     )
     used = []
     for _ in range(3):
@@ -646,7 +648,7 @@ def test_members_that_cannot_read_images_are_named_before_any_member_is_asked(
     others: Any, block: Any, unable: str
 ) -> None:
     model = talker()
-    llm = SpecFuseChatModel(members=[model, *others])
+    llm = SpecFuseChatModel(members=[model, *others], lead=None)
     if not unable:
         assert llm.invoke([HumanMessage([block])]).text == STORY
         return
@@ -1005,6 +1007,7 @@ def test_a_lead_that_shows_that_it_is_sure_is_not_put_to_the_vote(
     answered = rounds(
         [ChatModelMember(Shows(letter="?", asked=[], said=[], closed=[]), name="a"), other],
         lead="a",
+        method=Method(margin=0.5),
     )
     assert "".join(round.text for round in answered) == STORY and bool(other.draft_calls) == asked
 
@@ -1111,7 +1114,8 @@ def test_counts_of_a_stream_that_reports_no_usage_are_marked_as_estimates() -> N
     # the first stream is cancelled, the second one is read to its end
     lead = ScriptedMember(STORY.replace("blue", "red"), name="b")
     member = ChatModelMember(counted(usages=[(40, 30)], letter="?"), name="a")
-    assert spent(rounds([lead, member], lead="b", method=Method(sure=1.1)), "a").estimated
+    consulted = rounds([lead, member], lead="b", method=Method(sure=1.1, margin=0.5))
+    assert spent(consulted, "a").estimated
 
 
 def counted(**options: Any) -> Counted:
