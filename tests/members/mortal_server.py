@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -24,12 +25,17 @@ class MortalServer:
         how: str = "cut",
         words: int = 24,
         spared: int = 0,
+        first_s: float = 0.0,
+        word_s: float = 0.0,
     ) -> None:
         """``dies_after``: words after which a reply breaks off; None: never. ``how``: ``cut`` in
         the middle of a character, ``end`` (the reply ends without saying why), ``hang``, or the
-        status of an error instead of a reply. The first ``spared`` replies are whole."""
+        status of an error instead of a reply. The first ``spared`` replies are whole. A
+        reply begins after ``first_s``, and each word takes ``word_s``."""
         self.name, self.dies_after, self.how, self.words = name, dies_after, how, words
-        self.spared = spared
+        self.spared, self.first_s, self.word_s = spared, first_s, word_s
+        self.died_at = 0.0
+        """When a reply broke off, in seconds of ``time.perf_counter()``."""
         self.asked: list[Any] = []
         self.released = threading.Event()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _answering(self))
@@ -78,7 +84,11 @@ def _answering(server: MortalServer) -> type[BaseHTTPRequestHandler]:
             return None
 
         def _stream(self, words: list[str], dies_after: int | None) -> None:
+            time.sleep(server.first_s)
             for at, word in enumerate(words):
+                time.sleep(server.word_s)
+                if at == dies_after:
+                    server.died_at = time.perf_counter()
                 event = self._event({"content": word}, None)
                 if at == dies_after and server.how == "cut":
                     self._send(event[: event.index("ö".encode()) + 1])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
 import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 from langchain_openai import ChatOpenAI
 
-from langchain_specfuse import ChatModelMember, LlamaCppMember, SpecFuseChatModel
+from langchain_specfuse import ChatModelMember, LlamaCppMember, ServerMember, SpecFuseChatModel
 from langchain_specfuse.core.values import Candidate, Segment
 from langchain_specfuse.demo import SMOLLM2, file_of
 
@@ -108,3 +110,39 @@ def test_it_writes_with_a_model_in_this_process_and_its_cost_is_reported(
     assert used["requests"] >= 1 and used["cost"] == pytest.approx(
         (used["input_tokens"] + used["output_tokens"]) / 1e6
     )
+
+
+@pytest.mark.parametrize("how", ["killed", "hung"])
+@pytest.mark.parametrize("kind", ["chat", "tokens"])
+def test_a_model_in_this_process_goes_on_where_the_engine_of_the_lead_is_gone(
+    hosted: Callable[..., ChatModelMember], engine: engines.Engine, kind: str, how: str
+) -> None:
+    lead = hosted() if kind == "chat" else ServerMember(engine.url, engines.MODEL, name="hosted")
+    spare = LlamaCppMember(file_of(SMOLLM2), name="spare")
+    llm = SpecFuseChatModel(
+        members=[lead, spare], lead="hosted", segment_tokens=4, max_tokens=48, member_timeout=20.0
+    )
+    stream = llm.stream("Describe a lighthouse in three sentences.")
+    text = "".join(str(next(stream).text) for _ in range(3))
+    begun = text
+    try:
+        if how == "killed":
+            engine.kill()
+        else:
+            os.killpg(engine.process.pid, signal.SIGSTOP)
+        *rest, last = stream
+    finally:
+        if how == "killed":
+            engine.start()
+        else:
+            os.killpg(engine.process.pid, signal.SIGCONT)
+    text += "".join(str(chunk.text) for chunk in (*rest, last))
+    summary = next(
+        chunk.response_metadata["specfuse"]
+        for chunk in (*rest, last)
+        if "specfuse" in chunk.response_metadata
+    )
+    gone = [(left["member"], left["kind"]) for left in summary["exits"]]
+    assert text.startswith(begun) and len(text.split()) > len(begun.split())
+    # a chat model may have sent all of its short answer before its engine was gone
+    assert gone == [("hosted", "error" if how == "killed" else "timeout")]
