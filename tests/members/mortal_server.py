@@ -38,7 +38,7 @@ class MortalServer:
         """When a reply broke off, in seconds of ``time.perf_counter()``."""
         self.asked: list[Any] = []
         self.released = threading.Event()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _answering(self))
+        self._server = _Server(("127.0.0.1", 0), _answering(self))
         self._server.daemon_threads = True
         threading.Thread(target=self._server.serve_forever, args=(0.005,), daemon=True).start()
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}/v1"
@@ -57,6 +57,11 @@ class MortalServer:
         return [
             f"{' ' if number else ''}{self.name}ö{number}" for number in range(first, self.words)
         ]
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, *_: Any) -> None:
+        """Say nothing: clients hang up where a reply breaks off."""
 
 
 def _answering(server: MortalServer) -> type[BaseHTTPRequestHandler]:
