@@ -4,8 +4,8 @@ ones.
 ``specialists``: the members of ``specialists.py``. Each answers development questions alone; the
 router is made from their marks. What each member answers to the sealed questions alone is stored in
 ``specialists.json``, so the router's choice there is looked up, and no sealed question is asked.
-``mixed``: three real models of different size on the questions of ``questions.py``, which are asked
-here: each member alone, the calibration part and the sealed part.
+``mixed``: three real models of different size on the questions of ``fusion.py``, which are asked here:
+each member alone, the development part and the sealed part.
 
     python studies/routing.py specialists --members lora
     python studies/routing.py specialists --members tiny
@@ -21,33 +21,39 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import time
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cases import DEVELOPMENT, SEALED, spread
+
+from langchain_specfuse import LlamaCppMember
+from langchain_specfuse.chat.routing import routed
 from langchain_specfuse.core.options import Settings
-from langchain_specfuse.core.routing import Router, features_of
+from langchain_specfuse.core.routing import Router
 from langchain_specfuse.core.values import Turn
+from langchain_specfuse.demo import file_of
 from langchain_specfuse.evaluation import Graded, Plan, Results, System, Task, run
 from langchain_specfuse.evaluation.comparison import by_system, mean, scores_of, two_sided
 from langchain_specfuse.evaluation.doctor import with_router
 from langchain_specfuse.evaluation.gate import opens
-from langchain_specfuse.evaluation.graders import Question
+from langchain_specfuse.evaluation.graders import Grade, Question
+from langchain_specfuse.evaluation.running import Progress
 
 STUDIES = Path(__file__).resolve().parent
 WAYS = 4
 """What the gate divides its level by: the doctor compares the lead with about as many ways."""
-SEALED: Mapping[str, Sequence[str]] = {"lora": ("lora-1",), "tiny": ("vague-2", "misled-2")}
+WORLDS: Mapping[str, Sequence[str]] = {"lora": ("lora-1",), "tiny": ("vague-2", "misled-2")}
 """Worlds of ``specialists.json``."""
-DEVELOPMENT = {
+QUESTIONS = {
     "lora": {"members": "lora", "seed": 0, "singles": 20, "mixed": 12},
     "tiny": {"members": "tiny", "seed": 102, "singles": 40, "mixed": 24},
 }
 """Which questions the routers are made from: their seed is not that of any sealed question, and
 those of adapters are of the tuning part."""
-CALIBRATION, SEALED_COUNT = 40, 60
-"""Questions of each set of ``questions.py``."""
+DEVELOPMENT_COUNT, SEALED_COUNT = 40, 60
+"""Questions of each set of ``fusion.py``, at most."""
 
 
 # --- specialists ----------------------------------------------------------------------------------
@@ -59,7 +65,15 @@ def turns(parts: Any) -> tuple[Turn, ...]:
     return (Turn("user", question(parts)),)
 
 
-def marks_of(world: str, path: Path) -> dict[str, str]:
+def development(kind: str, sealed: Mapping[str, Any]) -> list[Any]:
+    """The questions that a router is made from: none of the sealed ones."""
+    import specialists
+
+    kept = specialists.questions(sealed["about"]["arguments"])
+    return [parts for parts in specialists.questions(QUESTIONS[kind]) if parts not in kept]
+
+
+def marks_of(world: str, asked: Sequence[Any], path: Path) -> dict[str, str]:
     """member -> its marks on the development questions, asked now if they are not stored."""
     import specialists
     import torch
@@ -70,7 +84,6 @@ def marks_of(world: str, path: Path) -> dict[str, str]:
     kind = "lora" if world.startswith("lora") else "tiny"
     results = json.loads(path.read_text()) if path.exists() else {}
     rows = results.setdefault(world, {})
-    asked = specialists.questions(DEVELOPMENT[kind])
     if kind == "lora":
         import lora_members
 
@@ -101,9 +114,9 @@ def made_from(
     questions: Sequence[Question], alone: Mapping[str, Sequence[Graded]], title: str
 ) -> Router | None:
     """The router, if the gate opens. Prints the numbers of the development questions."""
-    router, routed = with_router(questions, alone)
-    best = max(alone, key=lambda name: mean(scores_of(alone[name]).values()))
-    ours, theirs = scores_of(routed), scores_of(alone[best])
+    router, answers = with_router(questions, alone)
+    best = best_of(alone)
+    ours, theirs = scores_of(answers), scores_of(alone[best])
     wins = sum(ours[question] > theirs[question] for question in ours)
     losses = sum(ours[question] < theirs[question] for question in ours)
     opened = opens(wins, losses, WAYS)
@@ -116,15 +129,27 @@ def made_from(
     return router if opened else None
 
 
+def best_of(alone: Mapping[str, Sequence[Graded]]) -> str:
+    """The member that is right most often."""
+    return max(alone, key=lambda name: mean(scores_of(alone[name]).values()))
+
+
+def lead_of(router: Router | None, turns: Sequence[Turn], best: str) -> str:
+    """Who leads a question: the best single member if the gate is closed."""
+    if router is None:
+        return best
+    return routed(router, turns).lead or best
+
+
 def specialists_study(kind: str, path: Path, with_sealed: bool) -> None:
     import specialists
 
-    routed, alone_marks = "", {}
+    marks_routed, others = "", {}
     stored = json.loads((STUDIES / "specialists.json").read_text())
-    worlds = {world: stored[world] for world in SEALED[kind]}
+    worlds = {world: stored[world] for world in WORLDS[kind]}
     for world, sealed in worlds.items():
-        marks = marks_of(world, path)
-        asked = specialists.questions(DEVELOPMENT[kind])
+        asked = development(kind, sealed)
+        marks = marks_of(world, asked, path)
         alone = {
             name: [
                 Graded("", name, str(n), 0, "", share(part), seconds=0.0)
@@ -136,17 +161,15 @@ def specialists_study(kind: str, path: Path, with_sealed: bool) -> None:
         router = made_from(labelled, alone, world)
         if not with_sealed:
             continue
-        best = max(alone, key=lambda name: mean(scores_of(alone[name]).values()))
+        best = best_of(alone)
         for n, parts in enumerate(specialists.questions(sealed["about"]["arguments"])):
-            lead = best
-            if router is not None:
-                predicted = router.predicted(features_of(turns(parts)))
-                lead = max(predicted, key=predicted.__getitem__)
-            routed += sealed["ways"][specialists.ALONE + lead]["marks"].split()[n]
+            lead = lead_of(router, turns(parts), best)
+            marks_routed += sealed["ways"][specialists.ALONE + lead]["marks"].split()[n]
     if with_sealed:
         for way in next(iter(worlds.values()))["ways"]:
-            alone_marks[way] = "".join(world["ways"][way]["marks"] for world in worlds.values())
-        show(routed, {way: row.replace(" ", "") for way, row in alone_marks.items()})
+            rows = "".join(world["ways"][way]["marks"] for world in worlds.values())
+            others[way] = rows.replace(" ", "")
+        show(marks_routed, others)
 
 
 def show(routed: str, others: Mapping[str, str]) -> None:
@@ -165,58 +188,65 @@ def show(routed: str, others: Mapping[str, str]) -> None:
 # --- three models ---------------------------------------------------------------------------------
 
 
-def mixed_study(data: Path, folder: Path, with_sealed: bool, at_once: int) -> None:
-    import checked
-    import questions
+class Mixed:
+    """Three models, each alone, on the four sets of ``fusion.py``."""
 
-    from langchain_specfuse.demo import file_of
-    from langchain_specfuse.members.llamacpp.member import LlamaCppMember
+    def __init__(self, data: Path, folder: Path, at_once: int) -> None:
+        import fusion
 
-    members = {
-        file.name: LlamaCppMember(file_of(file), name=file.name, **file.options)
-        for file in checked.FILES.values()
-    }
-    singles = tuple(System(name, (name,), Settings(max_tokens=256)) for name in members)
+        self.sets = fusion.SETS
+        self.members = {
+            file.name: LlamaCppMember(file_of(file), name=file.name, **file.options)
+            for file in fusion.FILES
+        }
+        self._data, self._folder, self._at_once = data, folder, at_once
 
-    def asked(part: str, count: int) -> tuple[Task, Mapping[str, list[Graded]]]:
-        chosen = questions.asked(list(questions.SETS), part, count, data)
-        task = Task(f"routing {part}", chosen, questions.graded, mark="1")
-        since = time.monotonic()
+    def asked(self, part: str, count: int) -> tuple[list[Question], dict[str, list[Graded]]]:
+        """The questions of a part, and each member's graded answers."""
+        questions: list[Question] = []
+        answers: list[Graded] = []
+        for name in self.sets:
+            new, graded = self._set(name, part, count)
+            questions += new
+            answers += graded
+        grouped = by_system(answers)
+        return questions, {name: grouped[name] for name in self.members}
 
-        def watch(system: System, done: int, total: int) -> None:
-            seconds = time.monotonic() - since
-            print(f"{part}, {system.name}: {done} of {total}, {seconds:.0f} s", flush=True)
+    def _set(self, name: str, part: str, count: int) -> tuple[Sequence[Question], list[Graded]]:
+        cases = {case.id: case for case in spread(self.sets[name].cases(part, self._data), count)}
+        questions = tuple(Question(case.id, (Turn("user", case.text),)) for case in cases.values())
 
-        with Results(folder / part) as results:
-            plan = Plan(task, singles, members, at_once=at_once)
-            return task, by_system(run(plan, results, watch=watch))
+        def grade(question: Question, answer: str) -> Grade:
+            return Grade(float(cases[question.id].grade(answer).right))
 
-    task, alone = asked("calibrate", CALIBRATION)
-    router = made_from(task.questions, alone, "mixed")
+        task = Task(f"routing {part} {name}", questions, grade, mark="1")
+        settings = Settings(max_tokens=self.sets[name].max_tokens)
+        singles = tuple(System(member, (member,), settings) for member in self.members)
+        plan = Plan(task, singles, self.members, at_once=self._at_once)
+        with Results(self._folder / part / name) as results:
+            answers = run(plan, results, watch=Progress(sys.stderr))
+        return questions, answers
+
+
+def mixed_study(mixed: Mixed, with_sealed: bool) -> None:
+    questions, alone = mixed.asked(DEVELOPMENT, DEVELOPMENT_COUNT)
+    router = made_from(questions, alone, "mixed")
     if not with_sealed:
         return
-    best = max(alone, key=lambda name: mean(scores_of(alone[name]).values()))
-    task, sealed = asked("sealed", SEALED_COUNT)
+    best = best_of(alone)
+    questions, sealed = mixed.asked(SEALED, SEALED_COUNT)
     scores = {name: scores_of(graded) for name, graded in sealed.items()}
     passes = {
         name: {answer.question: answer.passes for answer in graded}
         for name, graded in sealed.items()
     }
-    routed, used = "", 0
-    for question in task.questions:
-        lead = best
-        if router is not None:
-            predicted = router.predicted(features_of(question.turns))
-            lead = max(predicted, key=predicted.__getitem__)
-        routed += str(int(scores[lead][question.id]))
-        used += passes[lead][question.id]
-    show(
-        routed,
-        {
-            name: "".join(str(int(own[question.id])) for question in task.questions)
-            for name, own in scores.items()
-        },
-    )
+    leads = {item.id: lead_of(router, item.turns, best) for item in questions}
+    routed = "".join(str(int(scores[leads[item.id]][item.id])) for item in questions)
+    others = {
+        name: "".join(str(int(own[item.id])) for item in questions) for name, own in scores.items()
+    }
+    show(routed, others)
+    used = sum(passes[lead][question] for question, lead in leads.items())
     print(f"passes: {used / max(sum(passes[best].values()), 1):.2f} times those of {best} alone")
 
 
@@ -225,7 +255,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("study", choices=("specialists", "mixed"))
-    parser.add_argument("--members", choices=DEVELOPMENT, default="lora")
+    parser.add_argument("--members", choices=QUESTIONS, default="lora")
     parser.add_argument("--data", type=Path, help="the folder of the sets that are not made here")
     parser.add_argument("--folder", type=Path, default=Path("specfuse-study/routing"))
     parser.add_argument("--threads", type=int, default=1, help="of each member")
@@ -236,8 +266,9 @@ def main() -> None:
     if options.study == "specialists":
         return specialists_study(options.members, STUDIES / "routing.json", options.table)
     if options.data is None:
-        parser.error("--data is missing: the folder of GSM8K's sample and IFEval's even half")
-    return mixed_study(options.data, options.folder, options.table, options.at_once)
+        parser.error("--data is missing: the folder of the sets that are not made here")
+    mixed = Mixed(options.data, options.folder, options.at_once)
+    return mixed_study(mixed, options.table)
 
 
 if __name__ == "__main__":
