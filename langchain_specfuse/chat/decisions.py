@@ -52,8 +52,8 @@ class SpecFuseDecisionModel(BaseDecisionModel):  # type: ignore[misc, unused-ign
     Each member scores all labels in one pass, and their probabilities are averaged. With
     ``calibration=``, a file that ``langchain-specfuse doctor --decisions`` writes, the
     probabilities and the weights are those that were fitted to your examples. Without it, members
-    count in proportion to their parameters. Members must be able to score texts: models in this
-    process, or on a vLLM or llama.cpp server.
+    count in proportion to their parameters if all are known, or alike. Chat models of providers,
+    which have no scores, vote by two requests for each question.
 
     The confidence of an answer is the probability of its most probable label.
     """
@@ -98,6 +98,15 @@ class SpecFuseDecisionModel(BaseDecisionModel):  # type: ignore[misc, unused-ign
         self._calibrations()
         return self
 
+    def __getstate__(self) -> dict[Any, Any]:
+        """Without what the model has loaded, which stays in its process."""
+        private = {"_decider": None, "_ensemble": None}
+        return {**super().__getstate__(), "__pydantic_private__": private}
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> SpecFuseDecisionModel:
+        copy: SpecFuseDecisionModel = self.model_copy()
+        return copy
+
     @property
     def _provider(self) -> str:
         return PROVIDER
@@ -111,8 +120,10 @@ class SpecFuseDecisionModel(BaseDecisionModel):  # type: ignore[misc, unused-ign
     async def _aclassify(self, state: Any, questions: dict[str, Any]) -> ClassifierResponse:
         with langchain_errors():
             items = _items(state, questions)
+            # these import engines and read files
+            decider = await asyncio.to_thread(self._ready)
             calibrations = await asyncio.to_thread(self._calibrations)
-            decisions = await self._ready().adecide(items, calibrations, self._settings())
+            decisions = await decider.adecide(items, calibrations, self._settings())
             return self._response(questions, decisions)
 
     def _ready(self) -> Decider:

@@ -270,8 +270,8 @@ def _scores(replies: Replies, members: Sequence[str]) -> dict[str, tuple[float, 
 
 
 def _able(probes: Mapping[str, Probe | Failure]) -> list[str]:
-    """The members that loaded. An error if a member cannot score, or if one did not load because
-    of a mistake of the caller."""
+    """The members that loaded. An error if there is none, if a member cannot score, or if one did
+    not load because of a mistake of the caller."""
     able = []
     for name, probe in probes.items():
         if isinstance(probe, Failure):
@@ -280,12 +280,11 @@ def _able(probes: Mapping[str, Probe | Failure]) -> list[str]:
             continue
         if not probe.scores:
             error = UsageError(f"{name} cannot decide, because it cannot score texts")
-            advice = (
-                "use members in this process, or on a vLLM or llama.cpp server; providers' chat "
-                "models have no scores"
-            )
+            advice = "leave it out; members in this process and on a vLLM or llama.cpp server can"
             raise advised(error, advice)
         able.append(name)
+    if not able:
+        raise _none_left({n: p for n, p in probes.items() if isinstance(p, Failure)})
     return able
 
 

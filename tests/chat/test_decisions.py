@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
+import pickle
+import re
 
 import pytest
 
@@ -11,6 +14,7 @@ from langchain_specfuse import EnsembleError, ScriptedMember, UsageError
 
 decisions = pytest.importorskip("langchain_core.decisions")
 
+from langchain_core.language_models import SimpleChatModel  # noqa: E402
 from langchain_core.messages import AIMessage, HumanMessage  # noqa: E402
 
 from langchain_specfuse import SpecFuseDecisionModel  # noqa: E402
@@ -36,6 +40,11 @@ def knows(name="knows", **options):
 class Failing(ScriptedMember):
     def score(self, jobs):
         raise RuntimeError("out of order")
+
+
+class Missing(ScriptedMember):
+    def probe(self):
+        raise RuntimeError("no such file")
 
 
 def team(model, text="I paid twice", criteria=None):
@@ -105,19 +114,45 @@ async def test_several_questions_at_once_have_the_same_answers_async_and_in_a_ba
     assert [response.answers for response in model.batch([request] * 3)] == [sync] * 3
 
 
-def test_a_member_that_fails_is_left_out_with_a_warning():
-    model = SpecFuseDecisionModel(members=[Failing("billing", name="broken"), knows()])
-    with pytest.warns(UserWarning, match="broken takes no part in a decision.*out of order"):
+@pytest.mark.parametrize("kind", [Failing, Missing])
+def test_a_member_that_fails_is_left_out_with_a_warning(kind):
+    model = SpecFuseDecisionModel(members=[kind("billing", name="broken"), knows()])
+    with pytest.warns(UserWarning, match="broken takes no part in a decision.*(order|no such)"):
         together = team(model)
     alone = team(SpecFuseDecisionModel(members=[knows("alone")]))
     assert together.probabilities == pytest.approx(alone.probabilities)
 
 
-def test_without_a_working_member_the_error_names_each_failure():
-    model = SpecFuseDecisionModel(members=[Failing("x", name="a"), Failing("x", name="b")])
+@pytest.mark.parametrize("kind", [Failing, Missing])
+def test_without_a_working_member_the_error_names_each_failure(kind):
+    model = SpecFuseDecisionModel(members=[kind("x", name="a"), Failing("x", name="b")])
     with pytest.raises(EnsembleError, match=r"a \(error\).*b \(error\)") as caught:
         team(model)
     assert len(caught.value.failures) == 2
+
+
+def test_if_no_member_can_be_loaded_the_error_says_why():
+    model = SpecFuseDecisionModel(members=[Missing("x", name="a")])
+    with pytest.raises(EnsembleError, match=r"a \(error\): RuntimeError: no such file"):
+        team(model)
+
+
+class Ballots(SimpleChatModel):
+    """A provider's chat model, which has no scores. It knows who handles payments."""
+
+    @property
+    def _llm_type(self):
+        return "ballots"
+
+    def _call(self, messages, stop=None, run_manager=None, **kwargs):
+        text = messages[-1].text
+        letter = re.search(r"^([A-Z]): 'billing'", text, re.MULTILINE)
+        return letter[1] if letter and "I paid" in text else "I cannot tell."
+
+
+def test_a_chat_model_decides_by_ballot():
+    answer = team(SpecFuseDecisionModel(members=[Ballots()]))
+    assert answer.choice == "billing" and answer.confidence > 0.8
 
 
 def test_a_member_that_cannot_score_is_refused():
@@ -166,6 +201,37 @@ def test_questions_about_places_in_images_are_refused():
     model = SpecFuseDecisionModel(members=[knows()])
     with pytest.raises(UsageError, match="must be a Choice, a Noul or a Score, got Box"):
         model.invoke({"state": "a", "questions": {"b": decisions.Box(instructions="the cat")}})
+
+
+def test_a_copy_and_a_pickle_decide_alike():
+    model = SpecFuseDecisionModel(members=[ScriptedMember("billing", name="ann")])
+    before = team(model)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert team(other) == before
+
+
+def test_the_response_names_the_members_and_counts_what_they_read():
+    model = SpecFuseDecisionModel(members=[knows("ann"), knows("bob")])
+    questions = {"team": Choice(instructions="Which team?", criteria=TEAMS)}
+    response = model.invoke({"state": "I paid", "questions": questions})
+    assert response.model == "ann+bob"
+    assert response.usage["input_tokens"] > 0 == response.usage["output_tokens"]
+    named = SpecFuseDecisionModel(members=[knows()], model="teams")
+    assert named.invoke({"state": "I paid", "questions": questions}).model == "teams"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"members": []}, "members must be a list"),
+        ({"members": [ScriptedMember("a")], "member_timeout": 0}, "member_timeout"),
+        ({"members": [ScriptedMember("a")], "temperature": 1}, "there is no option 'temperature'"),
+        ({"members": [ScriptedMember("a")], "calibration": "none.json"}, "none.json.*cannot be"),
+    ],
+)
+def test_wrong_fields_are_refused(fields, message):
+    with pytest.raises(UsageError, match=message):
+        SpecFuseDecisionModel(**fields)
 
 
 # --- calibration ----------------------------------------------------------------------------------
