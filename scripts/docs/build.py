@@ -287,6 +287,7 @@ def measured(make: Callable[[Any], str], script: str) -> str:
 MEASURED: Mapping[str, tuple[Callable[[Any], str], str]] = {
     "endpoint": (tables.endpoint, "benchmarks/endpoint"),
     "engines": (tables.engines, "benchmarks/engines"),
+    "failover": (tables.failover, "benchmarks/failover"),
     "gpu": (tables.gpu, "benchmarks/gpu"),
     "llamacpp": (tables.rounds, "benchmarks/rounds"),
     "load": (tables.load, "benchmarks/load"),

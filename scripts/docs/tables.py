@@ -224,6 +224,36 @@ def rounds(results: Result) -> str:
     return _joined(table(heads, rows), source("benchmarks/rounds", results["about"], "medians"))
 
 
+def failover(results: Result) -> str:
+    """What a reserve costs until it is needed, and how soon it goes on."""
+    cost, hosted, about = results["cost"], results["hosted"], results["about"]
+    lengths = {
+        "short": "a short question",
+        "long": f"a conversation of {about['arguments']['tokens']} tokens",
+    }
+    times = f"{cost['ratio']:.2f} times ({cost['lowest']:.2f} to {cost['highest']:.2f})"
+    before, reserve = (cost[key] / 1e9 for key in ("bytes_before", "bytes_of_reserve"))
+    rows = [
+        ("time of an answer with a reserve, over that of the lead alone", times),
+        ("memory of the reserve", f"{reserve:.2f} GB beside {before:.2f} GB"),
+        *(
+            (
+                f"next text from a reserve {one['reserve']}, {lengths[one['conversation']]}",
+                f"{one['s']:.2f} s",
+            )
+            for one in results["takeovers"]
+        ),
+        ("next text from a hosted reserve", f"{hosted['later_s']:.2f} s"),
+        ("the same at its first takeover, with a trial", f"{hosted['first_s']:.2f} s"),
+    ]
+    members = f"{results['lead']} leads, {results['reserve']} is in reserve"
+    delays = "hosted: a reply begins after 0.4 s, and each word takes 20 ms"
+    return _joined(
+        table(("what", "measured"), rows),
+        source("benchmarks/failover", about, members, delays),
+    )
+
+
 def prefix(results: Result) -> str:
     """The first segment when most of the prompt has been read before."""
     rows = [

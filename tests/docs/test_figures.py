@@ -13,7 +13,7 @@ import pytest
 
 from .blocks import ROOT
 
-SCRIPTED, REAL = ("endpoint", "tracing"), ("engines", "prefix", "threads")
+SCRIPTED, REAL = ("endpoint", "tracing"), ("engines", "failover", "prefix", "threads")
 
 
 @pytest.mark.parametrize("module", ["common", "member_sets"])
