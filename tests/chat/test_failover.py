@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import re
 import threading
@@ -318,6 +319,46 @@ def test_an_object_that_is_cut_in_its_middle_is_completed(fails_in, length):
     found = llm.with_structured_output(Booking, include_raw=True).invoke("Book.")
     assert found["parsing_error"] is None and found["parsed"].model_dump() == CALL
     assert exits(found["raw"]) == (["lead"] if members[0].draft_calls >= fails_in else [])
+
+
+class Writer(Mortal):
+    """Writes a script in pieces of up to four characters, and dies after some of them."""
+
+    script: str = ""
+
+    def _stream(
+        self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **options: Any
+    ) -> Iterator[ChatGenerationChunk]:
+        if any(message.text.startswith("Count the numbers") for message in messages):
+            yield self._chunk("six, five")
+            return
+        begun = messages[-1].text if isinstance(messages[-1], AIMessage) else ""
+        rest = self.script.removeprefix(begun)
+        for at, piece in enumerate(re.findall(r"\s*\S{1,4}|\s+$", rest)):
+            if at == self.dies_after:
+                raise ConnectionError("cut")
+            yield self._chunk(piece)
+        yield ChatGenerationChunk(
+            message=AIMessageChunk("", response_metadata={"finish_reason": "stop"})
+        )
+
+
+def written(script: str, dies_after: int, length: int) -> SpecFuseChatModel:
+    """Two chat models with the same script, the first of which dies."""
+    models = [Writer(script=script, dies_after=dies_after), Writer(script=script)]
+    members = [ChatModelMember(model, name=name) for model, name in zip(models, "ab", strict=True)]
+    return SpecFuseChatModel(members=members, segment_tokens=length)
+
+
+@pytest.mark.parametrize("length", [1, 4, 64])
+@pytest.mark.parametrize("dies_after", range(0, 25, 2))
+def test_a_chat_model_completes_what_another_one_wrote_of_an_object_or_a_call(dies_after, length):
+    text = json.dumps(CALL, ensure_ascii=False)
+    booker = written(text, dies_after, length).with_structured_output(Booking)
+    assert booker.invoke("Book.").model_dump() == CALL
+    llm = written(ScriptedMember.call("book", **CALL), dies_after, length)
+    (call,) = llm.bind_tools([book]).invoke("Book.").tool_calls
+    assert call["args"] == CALL
 
 
 class Choice(BaseModel):

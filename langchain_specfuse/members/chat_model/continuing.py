@@ -19,6 +19,9 @@ QUOTED = 80
 RESTART = 200
 """If a reply begins with a whole text of at least this length, the model has started over, whatever
 the trial showed."""
+OPENING, CLOSING = "([{", ".,;:!?)]}"
+"""No space follows the former, or precedes the latter."""
+_QUOTE = re.compile(r'(?<!\\)"')
 _SIGN = 40
 """If the first characters of a text (this many) occur in it again, the text may legitimately be
 repeated whole."""
@@ -86,8 +89,24 @@ def joined(text: str, reply: str, repeats: Sequence[str] = ()) -> str:
             return _after_white(text[len(kept) :], stripped[len(repeat) :])
     if len(kept) < len(text):
         return _after_white(text[len(kept) :], reply)
-    runs_together = reply and not is_safe(text + reply, len(text)) and reply[0] not in ".,;:!?)"
-    return f" {reply}" if runs_together else reply
+    return f" {reply}" if _runs_together(text, reply) else reply
+
+
+def _runs_together(text: str, reply: str) -> bool:
+    """Whether a space is missing between these two.
+
+    >>> [_runs_together('["Ann"', reply) for reply in ("]", ",", "and")]
+    [False, False, True]
+    >>> _runs_together('["', 'Ann"]'), _runs_together('["Ann', '"]'), _runs_together('"Ann"', "is")
+    (False, False, True)
+    """
+    if not text or not reply or is_safe(text + reply, len(text)):
+        return False
+    if text[-1] in OPENING or reply[0] in CLOSING:
+        return False
+    is_quoting = len(_QUOTE.findall(text.rpartition("\n")[2])) % 2 == 1
+    touches_quote = '"' in (text[-1], reply[0])
+    return not (is_quoting and touches_quote)
 
 
 def _after_white(white: str, reply: str) -> str:
