@@ -169,8 +169,11 @@ class Ensemble:
 
     def _load(self) -> None:
         for member in self.members.values():
-            # Members that load elsewhere do so all at once.
-            getattr(member, "start_loading", lambda: None)()
+            try:
+                # Members that load elsewhere do so all at once.
+                getattr(member, "start_loading", lambda: None)()
+            except BaseException:  # a member may raise anything; `probe` shows whether it loads
+                log.info("%s could not start to load early", member.name, exc_info=True)
         while True:
             with self._lock:
                 name = self._next()
@@ -191,7 +194,8 @@ class Ensemble:
     def _note_failure(self, name: str, error: BaseException) -> None:
         self._failed[name] = error
         if isinstance(error, MemberError):
-            self.breaker.failed(name, error.kind)
+            # Of any kind: without a pause, it would be loaded again at once.
+            self.breaker.failed(name, "error")
         log.warning("%s cannot be loaded: %s", name, error)
 
     # - who takes part

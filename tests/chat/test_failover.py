@@ -755,6 +755,31 @@ def test_if_no_member_can_be_loaded_the_error_names_all_and_the_next_call_tries_
     assert llm.invoke("Count.").text == "a b c d e f"
 
 
+@pytest.mark.parametrize("kind", ["error", "overflow", "budget", "not_found"])
+def test_a_reserve_that_cannot_be_loaded_pauses_whatever_the_kind_of_its_error(pair, now, kind):
+    lead, spare = pair
+    lead.fails_in = None
+    spare.error_at_load = MemberError("no room", member="spare", kind=kind)
+    llm = led(pair)
+    assert llm.invoke("Count.").text == "1 2 3 4 5 6"
+    assert until(lambda: "spare" in lead.loads)
+    assert llm.invoke("Count.").text == "1 2 3 4 5 6"
+    assert lead.loads.count("spare") == 1
+    now.seconds += breaker.FIRST_PAUSE_S
+    llm.invoke("Count.")
+    assert until(lambda: lead.loads.count("spare") == 2)
+
+
+def test_a_member_that_cannot_start_to_load_early_keeps_no_other_from_loading(pair):
+    class Eager(Loaded):
+        def start_loading(self) -> None:
+            raise RuntimeError("no cluster")
+
+    lead, spare = pair[0], Eager("a b c d e f", name="spare", loads=[])
+    lead.fails_in = None
+    assert led((lead, spare)).invoke("Count.").text == "1 2 3 4 5 6"
+
+
 def test_if_all_members_fail_the_error_names_them_in_order():
     members = mortals((5, "raise"), (3, "500"), (0, "401"))
     with pytest.raises(EnsembleError, match=r"a \(error\).*b \(error\).*c \(error\)") as raised:

@@ -117,7 +117,8 @@ def test_the_panel_knows_who_excludes(serve: Serve) -> None:
         tiny.member("llama", 1, name="local"),
     ]
     ensemble = Ensemble(members)
-    panel = ensemble.panel({member.name: member.probe() for member in members}, Settings())
+    ensemble.loaded().result()
+    panel = ensemble.panel(Settings(lead=None))
     able = [member.name for member in panel.members if member.excludes]
     assert able == ["able", "local"]
     assert [member.size > 0 for member in panel.members] == [False, False, True]
