@@ -176,7 +176,7 @@ def _items(state: Any, questions: Mapping[str, Any]) -> list[Item]:
 
 def _label_question(name: str, question: Any) -> LabelQuestion:
     if isinstance(question, Choice):
-        labels = {label: _content(about) for label, about in question.criteria.items()}
+        labels = {_content(label): _content(about) for label, about in question.criteria.items()}
         return LabelQuestion.choice(labels, _content(question.instructions))
     if isinstance(question, Noul):
         criteria = question.criteria
@@ -218,7 +218,17 @@ def _content(value: Any) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        value = json.dumps(_plain(value), ensure_ascii=False)
+        try:
+            value = json.dumps(_plain(value), ensure_ascii=False)
+        except UsageError:
+            raise
+        except (TypeError, ValueError, RecursionError) as error:
+            wrong = UsageError(
+                f"a decision is about text, messages or JSON, got {type(value).__name__}: {error}"
+            )
+            raise advised(
+                wrong, "turn it into text, or into a dict of texts and numbers"
+            ) from error
     refuse_broken(value)
     return str(value)
 

@@ -19,6 +19,11 @@ from .labelling import LabelCalibration
 
 KEY = "decisions"
 ADVICE = "write one with: langchain-specfuse doctor --decisions FILE.jsonl --calibration FILE"
+_UNREADABLE = (
+    *(OSError, ValueError, TypeError, AttributeError, KeyError),
+    *(OverflowError, RecursionError),
+)
+"""What reading a file may raise that is none of ours."""
 
 
 def read_labels(path: str | Path, members: Sequence[str]) -> list[LabelCalibration]:
@@ -31,7 +36,7 @@ def read_labels(path: str | Path, members: Sequence[str]) -> list[LabelCalibrati
     except KeyError as error:
         unfit = UsageError(f"calibration {str(path)!r} cannot be read: there is no {error}")
         raise advised(unfit, ADVICE) from error
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except _UNREADABLE as error:
         unreadable = UsageError(f"calibration {str(path)!r} cannot be read: {error}")
         raise advised(unreadable, ADVICE) from error
     for calibration in calibrations:
@@ -49,21 +54,19 @@ def write_labels(path: str | Path, calibration: LabelCalibration) -> None:
     members."""
     target = Path(path)
     data: dict[str, Any] = {"specfuse_calibration": FORMAT}
+    kept: list[Any] = []
     if target.exists():
         try:
             data = json.loads(target.read_text(encoding="utf-8-sig"))
-            entries = list(data.get(KEY) or [])
-        except (OSError, ValueError, AttributeError, TypeError) as error:
-            wrong = UsageError(f"{target} exists, but is not a calibration file: {error}")
+            kept = [
+                entry
+                for entry in data.get(KEY) or ()
+                if set(entry["labels"]) != set(calibration.labels)
+                and set(entry["members"]) == set(calibration.scales)
+            ]
+        except _UNREADABLE as error:
+            wrong = UsageError(f"{target} exists, but is not a calibration file: {error!r:.200}")
             raise advised(wrong, "name another file") from error
-    else:
-        entries = []
-    kept = [
-        entry
-        for entry in entries
-        if set(entry["labels"]) != set(calibration.labels)
-        and set(entry["members"]) == set(calibration.scales)
-    ]
     data[KEY] = [*kept, _as_data(calibration)]
     target.write_text(as_text(data), encoding="utf-8")
 

@@ -31,6 +31,12 @@ Kind = Literal["choice", "noul", "score"]
 """Choose a label; yes or no; a level of an ordered scale."""
 INSTRUCTIONS = "Which of the options fits the text?"
 NO_TEXT = "N/A"
+IMPOSSIBLE = -100.0
+"""What a token counts that a member holds for impossible (minus infinity), so that every label has
+a finite score."""
+REMEMBERED = 1000
+"""How many scores without a text are remembered: one for each question and member. A question may
+have a text of its own in its instructions, and then it is never asked again."""
 YES, NO = "yes", "no"
 
 
@@ -95,10 +101,15 @@ def scores_of(reply: Scored) -> tuple[float, ...]:
     """The score of each label: the sum of its tokens' log-probabilities. The end of the answer
     counts, unless the member cannot end one.
 
-    >>> scores_of(Scored(((-1.0, -0.5), (-3.0, -math.inf))))
-    (-1.5, -3.0)
+    >>> scores_of(Scored(((-1.0, -math.inf), (-3.0, -math.inf))))
+    (-1.0, -3.0)
+    >>> scores_of(Scored(((-1.0, -0.5), (-math.inf, -0.5))))
+    (-1.5, -100.5)
     """
-    return tuple(math.fsum(value for value in row if value > -math.inf) for row in reply.logprobs)
+    rows = reply.logprobs
+    if all(row[-1:] == (-math.inf,) for row in map(tuple, rows)):
+        rows = tuple(row[:-1] for row in rows)
+    return tuple(math.fsum(max(value, IMPOSSIBLE) for value in row) for row in rows)
 
 
 @dataclass(frozen=True)
@@ -200,7 +211,8 @@ class _Plan:
     ) -> None:
         self._items = items
         self._probes = probes
-        self._usual = usual
+        self._remembered = usual
+        self._usual = dict(usual)
         self._members = _able(probes)
         questions = dict.fromkeys(question for question, _ in items)
         self._calibrations = {
@@ -222,7 +234,9 @@ class _Plan:
         count = len(self._items)
         for question, received in zip(self._without_text, replies[count:], strict=True):
             for name, scores in _scores(received, working).items():
-                self._usual[question, name] = scores
+                self._usual[question, name] = self._remembered[question, name] = scores
+        for key in list(self._remembered)[:-REMEMBERED]:
+            self._remembered.pop(key, None)
         return [
             self._decision(question, received, _scores(received, working))
             for (question, _), received in zip(self._items, replies[:count], strict=True)

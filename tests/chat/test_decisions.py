@@ -5,12 +5,16 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import math
 import pickle
 import re
+import tracemalloc
 
 import pytest
 
 from langchain_specfuse import EnsembleError, ScriptedMember, UsageError
+from langchain_specfuse.chat import labelling
+from langchain_specfuse.core.values import Scored
 
 decisions = pytest.importorskip("langchain_core.decisions")
 
@@ -333,3 +337,79 @@ async def test_the_router_middleware_of_langchain_asks_the_chosen_model(agent):
     assert result["messages"][-1].text == "It is 5."
     assert result["model_route"].choice == "maths"
     assert (await agent.ainvoke(question))["messages"][-1].text == "It is 5."
+
+
+def test_questions_that_differ_each_time_leave_little_behind(monkeypatch):
+    monkeypatch.setattr(labelling, "REMEMBERED", 4)
+    model = SpecFuseDecisionModel(members=[knows("a"), knows("b")])
+
+    def ask(number):
+        question = Choice(instructions=f"Which team for order {number}?", criteria=TEAMS)
+        return model.invoke({"state": "I paid twice", "questions": {"q": question}}).choices["q"]
+
+    answers = [ask(number) for number in range(3)]
+    tracemalloc.start()
+    answers += [ask(number) for number in range(100)]
+    before = tracemalloc.get_traced_memory()[0]
+    for number in range(500):
+        ask(number)
+    grown = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert grown < 100_000
+    assert {answer.choice for answer in answers} == {"billing"}
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_label_that_a_member_holds_for_impossible_is_never_chosen(at):
+    class Sure(ScriptedMember):
+        def score(self, jobs):
+            return [Scored(tuple(map(self._row, job.candidates, [job] * 99))) for job in jobs]
+
+        def _row(self, candidate, job):
+            is_blank = job.query.turns[-1].text.endswith("N/A")
+            row = [-1.0, -1.0]
+            if candidate.text == "billing" and not is_blank:
+                row[at] = -math.inf
+            return tuple(row)
+
+    answer = team(SpecFuseDecisionModel(members=[Sure("")]))
+    assert answer.probabilities["billing"] < 1e-6
+    assert sum(answer.probabilities.values()) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("state", [{1, 2}, object(), {"when": {3}}, "\ud800", ["\ud800"]])
+def test_a_state_that_is_no_text_is_refused(state):
+    with pytest.raises(UsageError):
+        team(SpecFuseDecisionModel(members=[knows()]), state)
+
+
+def test_a_label_that_is_no_text_is_refused():
+    with pytest.raises(UsageError):
+        team(SpecFuseDecisionModel(members=[knows()]), criteria={"\ud800": None, "a": None})
+
+
+def fitted_with(temperature="1", weight="1", examples="9"):
+    return (
+        '{"decisions": [{"labels": ["a", "b"], "members": ["ann"], "temperature": {"ann": '
+        f'{temperature}}}, "bias": {{"ann": {{"a": 0, "b": 0}}}}, "weights": {{"ann": {weight}}}, '
+        f'"examples": {examples}}}]}}'
+    )
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", "{", "[]", "[" * 100_000, '{"decisions": [{}]}', '{"decisions": "abc"}'),
+        *(fitted_with(temperature=value) for value in ("NaN", "0", "1e999", "9" * 400, "null")),
+        *(fitted_with(weight=value) for value in ("NaN", "-1", "Infinity", "{}")),
+        *(fitted_with(examples=value) for value in ("NaN", "Infinity", "[]")),
+    ],
+)
+def test_a_broken_calibration_file_is_named(tmp_path, content):
+    ann = ScriptedMember("a", name="ann")
+    path = tmp_path / "broken.json"
+    path.write_text(fitted_with())
+    SpecFuseDecisionModel(members=[ann], calibration=path)
+    path.write_text(content)
+    with pytest.raises(UsageError, match=r"broken\.json"):
+        SpecFuseDecisionModel(members=[ann], calibration=path)
