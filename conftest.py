@@ -1,4 +1,4 @@
-"""Leaves out of the doctests what the installed langchain-core does not have."""
+"""Leaves modules that need a newer langchain-core out of the doctests."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""What does a reserve cost until it is needed, and how soon does it go on after a failure?
+"""What does a reserve cost until it is needed, and how soon does it continue after a failure?
 
-- *Cost*: answers of the lead alone and with a reserve, in turn; and the resident bytes of both.
-- *In this process*: the lead fails in its third segment, and another model goes on. It has read
-  nothing before. After a short question, and after a conversation of ``--tokens`` tokens.
+- *Cost*: answers of the lead alone and with a reserve, alternately, and the resident bytes of both.
+- *In this process*: the lead fails in its third segment, and another model, which has read nothing
+  before, continues: after a short question, and after a conversation of ``--tokens`` tokens.
 - *On a server*: the same with a llama-server in reserve.
 - *Hosted*: two servers that write with the delays of a provider (``FIRST_S`` before a reply,
-  ``WORD_S`` before each word). The connection of the first one breaks. The first takeover has a
+  ``WORD_S`` before each word). The first one's connection breaks. The first takeover includes a
   trial of how the reserve continues a text.
 
-The time is that from the failure to the next text. The answer is that of the lead up to the failure.
+Times run from the failure to the next text. The text up to the failure is the lead's.
 
     python benchmarks/failover.py [--repeats 3] [--tokens 700] [--tiny]
 """
@@ -98,7 +98,8 @@ def resident() -> int:
 
 
 def cost(lead: Any, reserve: Any, repeats: int, tokens: int) -> dict[str, Any]:
-    """The time of answers with a reserve, over that of the lead alone, and the bytes of both."""
+    """The time of answers with a reserve, divided by the time of the lead alone, and the bytes of
+    both."""
     alone = Ensemble([lead])
     alone.loaded().result()
     before = resident()

@@ -1,7 +1,7 @@
-"""Survive a provider's failure: a chat model breaks off in mid-sentence, and another one goes on.
+"""Survive a provider's failure: a chat model breaks off in mid-sentence, and another one continues.
 
 Runs without a network. The first model stands for a provider whose connection breaks; in your code
-it is a ChatOpenAI or a ChatAnthropic, and the spare one another provider or a model of your own.
+it is a ChatOpenAI or a ChatAnthropic, and the spare is another provider or a model of your own.
 """
 
 from collections.abc import Iterator
@@ -43,11 +43,11 @@ llm = SpecFuseChatModel(
     segment_tokens=3,
 )
 
-tell = SpecFuseCallbackHandler(
+report = SpecFuseCallbackHandler(
     on_exit=lambda event: print(f"\n   [{event.member} left: {event.reason}]"),
 )
 for question in ("Why is the sky blue?", "Once more: why is the sky blue?"):
-    for chunk in llm.stream(question, {"callbacks": [tell]}):
+    for chunk in llm.stream(question, {"callbacks": [report]}):
         print(chunk.text, end="", flush=True)
     print()
 # The second answer begins with the spare member: the first one pauses for 30 s.

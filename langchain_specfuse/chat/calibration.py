@@ -34,7 +34,7 @@ log = logging.getLogger("langchain_specfuse")
 FORMAT = 2
 ADVICE = "write one with: langchain-specfuse doctor --prompts FILE --calibration FILE"
 ROUTER = "router"
-"""The name of the way in which each question has its own lead."""
+"""The name of the way in which a router chooses the lead of each question."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Calibration:
 
     def lead_for(self, turns: Iterable[Turn], embeddings: Any = None) -> Routing:
         """Who leads the answer to this conversation, and why. ``embeddings``: those that the router
-        was made with, if it was. If they fail, the best single member leads."""
+        was made with, if any. If they fail, the best single member leads."""
         if not self.leads:
             return Routing(None, "vote")
         if self.router is not None:
@@ -106,12 +106,12 @@ class Calibration:
 
     @property
     def lead_id(self) -> str:
-        """A text that differs between calibrations that may let different members lead."""
+        """A text that is different for calibrations that may choose different leads."""
         content = [self.lead, self.leads, self.router and self.router.as_dict()]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
     def save(self, path: str | Path) -> None:
-        """Write the calibration to a JSON file. The decisions of a file that exists are kept."""
+        """Write the calibration to a JSON file. If the file exists, its decisions are kept."""
         data = self.as_dict()
         data["decisions"] = data["decisions"] or _decisions_in(path)
         Path(path).write_text(as_text(data), encoding="utf-8")
@@ -154,7 +154,7 @@ class Calibration:
 
 _ADAPTER = TypeAdapter(Calibration)
 _NUMBERS = re.compile(r"\[\n([-+.\de,\n ]+)\]")
-"""A list of numbers in indented JSON. The text of a value contains no line break."""
+"""A list of numbers in indented JSON. A string in JSON contains no line break."""
 
 
 def as_text(data: Mapping[str, Any]) -> str:
@@ -209,7 +209,7 @@ def _modified_ns(path: str) -> int:
 
 
 def calibration_of(call: Options) -> Calibration:
-    """What the call's calibration file contains. It must fit the members that write, and the
+    """The content of the call's calibration file, which must fit the members that write and the
     embeddings."""
     path = call.calibration
     assert path
@@ -258,6 +258,6 @@ def routing_for(call: Options, turns: Iterable[Turn]) -> Routing | None:
 
 
 def _decides_lead(call: Options) -> bool:
-    """Whether there is a calibration file, and the user chose neither the lead nor a method without
-    one."""
+    """Whether there is a calibration file, and the user has chosen neither a lead nor a method
+    without a lead."""
     return bool(call.calibration) and call.lead == "auto" and call.method.margin is not None

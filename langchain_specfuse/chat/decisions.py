@@ -46,14 +46,14 @@ from .references import members_list, names_of
 
 
 class SpecFuseDecisionModel(BaseDecisionModel):  # type: ignore[misc, unused-ignore]
-    """Several members answer questions about a text: they choose a label, say how probable a yes
-    is, or place the text on a scale.
+    """Several members answer questions about a text: they choose a label, give the probability of
+    yes, or place the text on a scale.
 
     Each member scores all labels in one pass, and their probabilities are averaged. With
     ``calibration=``, a file that ``langchain-specfuse doctor --decisions`` writes, the
-    probabilities and the weights are those that were fitted to your examples. Without it, members
-    count in proportion to their parameters if all are known, or alike. Chat models of providers,
-    which have no scores, vote by two requests for each question.
+    probabilities and the weights are fitted to your examples. Without it, members count in
+    proportion to their numbers of parameters, or equally if one of these is unknown. Providers'
+    chat models, which give no scores, vote by two requests for each question.
 
     The confidence of an answer is the probability of its most probable label.
     """
@@ -72,7 +72,7 @@ class SpecFuseDecisionModel(BaseDecisionModel):  # type: ignore[misc, unused-ign
 
     _decider: Decider | None = PrivateAttr(default=None)
     _ensemble: Ensemble | None = PrivateAttr(default=None)
-    """The ensemble of the decider. It changes when members are unloaded."""
+    """The ensemble of the decider. A new one is made after members were unloaded."""
 
     def __init__(self, **fields: Any) -> None:
         try:
@@ -99,7 +99,7 @@ class SpecFuseDecisionModel(BaseDecisionModel):  # type: ignore[misc, unused-ign
         return self
 
     def __getstate__(self) -> dict[Any, Any]:
-        """Without what the model has loaded, which stays in its process."""
+        """The state without what the model has loaded, which stays in its process."""
         private = {"_decider": None, "_ensemble": None}
         return {**super().__getstate__(), "__pydantic_private__": private}
 
@@ -159,7 +159,7 @@ class SpecFuseDecisionModel(BaseDecisionModel):  # type: ignore[misc, unused-ign
 
 @lru_cache(maxsize=16)
 def _read(path: str, members: tuple[str, ...], modified_ns: int) -> Sequence[LabelCalibration]:
-    """The calibrations in this file. A change of the file's time means that it is read again."""
+    """The calibrations in this file, which is read again when its modification time changes."""
     return tuple(read_labels(path, members))
 
 
@@ -194,8 +194,8 @@ def _label_question(name: str, question: Any) -> LabelQuestion:
 
 
 def text_of(state: Any) -> str:
-    """The state as text for the members: a text as it is, messages with their roles, anything
-    else as JSON.
+    """The state as text for the members: a text unchanged, messages with their roles, anything else
+    as JSON.
 
     >>> text_of({"order": 7, "note": "late"})
     '{"order": 7, "note": "late"}'
@@ -214,7 +214,7 @@ def text_of(state: Any) -> str:
 
 
 def _content(value: Any) -> str:
-    """Text as it is, nothing as an empty text, and other values as JSON."""
+    """A text unchanged, None as an empty text, and other values as JSON."""
     if value is None:
         return ""
     if not isinstance(value, str):
@@ -284,5 +284,5 @@ def _answer(question: Any, decision: Decision) -> Any:
 
 
 def _share(probability: float) -> float:
-    """The probability without what rounding added."""
+    """The probability, limited to 0 to 1 after rounding errors."""
     return min(max(probability, 0.0), 1.0)

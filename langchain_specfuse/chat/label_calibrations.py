@@ -50,7 +50,7 @@ def read_labels(path: str | Path, members: Sequence[str]) -> list[LabelCalibrati
 
 
 def write_labels(path: str | Path, calibration: LabelCalibration) -> None:
-    """Add a calibration to this file. It replaces one of the same labels, and those of other
+    """Add a calibration to this file. It replaces one for the same labels, and those for other
     members."""
     target = Path(path)
     data: dict[str, Any] = {"specfuse_calibration": FORMAT}
@@ -88,8 +88,8 @@ def _as_data(calibration: LabelCalibration) -> dict[str, Any]:
 
 
 def _from_data(entry: Any) -> LabelCalibration:
-    """The calibration with these data. Raises ``KeyError``, ``TypeError`` or ``ValueError`` for
-    data of another form."""
+    """The calibration with these data. Raises ``KeyError``, ``TypeError`` or ``ValueError`` if the
+    data have another form."""
     labels = tuple(map(str, entry["labels"]))
     members = [str(name) for name in entry["members"]]
     scales = {}

@@ -1,12 +1,12 @@
-"""Ask members which label fits a text, and turn their scores into probabilities.
+"""Asks members which label fits a text, and turns their scores into probabilities.
 
 A :class:`LabelQuestion` becomes a prompt that lists its labels, and every label is scored as a
 whole answer to it, in words. All labels share the prompt: one scoring pass per member. The prompt
 ends with the text, so that the members read everything before it once.
 
-The labels are listed in the order of the alphabet, so the order in which they are given changes
-nothing. What a member prefers without any text is subtracted from its scores
-(:func:`.core.labels.corrected`); a calibration for the same labels replaces that.
+The labels are listed alphabetically, so the order in which they are given changes nothing. A
+member's scores without any text are subtracted from its scores (:func:`.core.labels.corrected`); a
+calibration for the same labels replaces that.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class LabelQuestion:
 
     @classmethod
     def choice(cls, labels: Mapping[str, str], instructions: str = INSTRUCTIONS) -> LabelQuestion:
-        """Choose one of these labels, which have descriptions (or empty ones).
+        """Choose one of these labels. The values are their descriptions, which may be empty.
 
         >>> LabelQuestion.choice({"credit_cards": "", "banking": ""}).texts
         ('banking', 'credit cards')
@@ -98,8 +98,8 @@ class LabelQuestion:
 
 
 def scores_of(reply: Scored) -> tuple[float, ...]:
-    """The score of each label: the sum of its tokens' log-probabilities. The end of the answer
-    counts, unless the member cannot end one.
+    """The score of each label: the sum of its tokens' log-probabilities. The token that ends the
+    answer counts too, unless the member has none.
 
     >>> scores_of(Scored(((-1.0, -math.inf), (-3.0, -math.inf))))
     (-1.0, -3.0)
@@ -147,7 +147,7 @@ class Decision:
     probabilities: Mapping[str, float]
     """label -> its probability."""
     effort: Effort
-    """What all members together have read for it."""
+    """What all members together have read for this decision."""
 
     @property
     def label(self) -> str:
@@ -173,7 +173,7 @@ class Decider:
         calibrations: Sequence[LabelCalibration] = (),
         settings: Settings | None = None,
     ) -> list[Decision]:
-        """The decision about each item. All are asked at once."""
+        """The decision about each item. All items are sent together."""
         plan = _Plan(items, calibrations, self._scorers.probes(), self._usual)
         return plan.decisions(self._scorers.scored(plan.requests, settings or Settings()))
 
@@ -200,7 +200,7 @@ class Decider:
 
 
 class _Plan:
-    """What is asked for some items, and how the replies become decisions."""
+    """The requests for some items, and how the replies become decisions."""
 
     def __init__(
         self,
@@ -284,8 +284,8 @@ def _scores(replies: Replies, members: Sequence[str]) -> dict[str, tuple[float, 
 
 
 def _able(probes: Mapping[str, Probe | Failure]) -> list[str]:
-    """The members that loaded. An error if there is none, if a member cannot score, or if one did
-    not load because of a mistake of the caller."""
+    """The members that loaded. Raises if there is none, if a member cannot score, or if one did not
+    load because of a mistake of the caller."""
     able = []
     for name, probe in probes.items():
         if isinstance(probe, Failure):
@@ -305,8 +305,8 @@ def _able(probes: Mapping[str, Probe | Failure]) -> list[str]:
 def _working(
     members: Sequence[str], replies: Sequence[Replies], failed: Mapping[str, Failure]
 ) -> list[str]:
-    """The members that replied to everything. A warning for each of the others, and an error if
-    none is left. ``failed``: those that did not load."""
+    """The members that replied to every request. Warns about each of the others, and raises if none
+    is left. ``failed``: the members that did not load."""
     failures = dict(failed)
     for received in replies:
         for name, reply in received.items():

@@ -51,8 +51,8 @@ class Options(Settings):
     )
     calibration: str | None = Field(
         default=None,
-        description="file of doctor --calibration: which member leads which questions, and how the "
-        "others take part",
+        description="file that doctor --calibration wrote: which member leads which questions, and "
+        "how the others take part",
     )
     embeddings: Any = Field(
         default=None,

@@ -83,8 +83,8 @@ class Question:
         return list(self.ensemble.members)[len(self.call.members) :]
 
     def who_leads(self, probes: Mapping[str, Probe]) -> Routing | None:
-        """Who leads, and why; None if only one member writes. ``probes``: those of the members that
-        are loaded."""
+        """Who leads, and why; None if only one member writes. ``probes``: the properties of the
+        members that are loaded."""
         if len(self.writers) < 2:
             return None
         routing = self.routing or self._lead_without_calibration(probes)
@@ -121,7 +121,7 @@ class Question:
         return [name for name, member in members if getattr(member, "price", None) is None]
 
     def call_format(self, probes: Mapping[str, Probe]) -> CallFormat:
-        """The format of tool calls: that of the writers if they share one, otherwise a common one.
+        """The format of tool calls: the writers' own if they share one, otherwise a common one.
         Members in reserve use the lead's."""
         first = self.ensemble.order(self.call)[:1]
         known = [probes[name] for name in first or self.writers if name in probes]
@@ -223,8 +223,8 @@ def _meaning(referee: Referee, is_json: bool, answer: str) -> Hashable:
 
 
 def loaded(ensemble: Ensemble, call: Call) -> dict[str, Probe]:
-    """Load the members that an answer begins with, if necessary. Returns the properties of all that
-    are loaded."""
+    """Load the members that an answer begins with, if necessary. Returns the properties of all
+    loaded members."""
     with loading_errors():
         probes = ensemble.loaded(call).result()
     _warn(ensemble, call, probes)

@@ -255,8 +255,8 @@ class Report:
 
 
 async def _in_thread(function: Callable[..., None], *args: Any) -> None:
-    """Run a function on another thread. It runs to its end even if the caller is cancelled, and
-    nothing else of the caller runs before that."""
+    """Run a function on another thread. It runs to its end even if the caller is cancelled, and the
+    caller does not continue before that."""
     running = asyncio.ensure_future(asyncio.to_thread(function, *args))
     try:
         await asyncio.shield(running)
@@ -325,7 +325,8 @@ class Summary:
         self.used: dict[str, Effort] = {}
         """What members that send requests have used, including verifiers."""
         self.panel: dict[str, dict[str, Any]] = {}
-        """For a fused answer: each member's own answer, without its text."""
+        """For a fused answer: the length and the end of each member's own answer, without its
+        text."""
         self._reasons: dict[str, dict[str, None]] = {name: {} for name in checks}
         """check -> the distinct reasons that it gave. They may quote the text."""
         self._won: Counter[str] = Counter()

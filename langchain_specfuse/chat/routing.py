@@ -18,7 +18,7 @@ REASONS: Mapping[str, str] = {
     "named": "it was named as the lead",
     "largest": "it has at least twice the parameters of every other member",
     "first": "it is the first member, and no other is known to be much larger",
-    "reserve": "the member that should lead has failed lately",
+    "reserve": "the member that should lead has failed recently",
 }
 """The value of ``Routing.by`` -> the reason in words."""
 
@@ -28,7 +28,7 @@ class Routing:
     """Who leads an answer, and why."""
 
     lead: str | None
-    """None: all members vote as equals."""
+    """None if all members vote as equals."""
     by: str
     """A key of :data:`REASONS`, or ``vote``."""
     expected: Mapping[str, float] = field(default_factory=dict)
@@ -96,7 +96,7 @@ def embedded(embeddings: Any, text: str, dimension: int | None = None) -> dict[i
 
 
 def name_of(embeddings: Any) -> str:
-    """The class of embeddings, and the model if it has a name."""
+    """The class of these embeddings, and the name of their model if it has one."""
     name = type(embeddings).__name__
     for attribute in ("model", "model_name", "model_id"):
         model = getattr(embeddings, attribute, None)
@@ -106,7 +106,7 @@ def name_of(embeddings: Any) -> str:
 
 
 def check_embeddings(made_with: Embedded, embeddings: Any) -> None:
-    """Refuse other embeddings than those that a router was made with."""
+    """Refuse embeddings other than those that the router was made with."""
     if embeddings is None:
         given = "the chat model has no embeddings"
     elif name_of(embeddings) != made_with.name:

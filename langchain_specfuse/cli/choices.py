@@ -67,7 +67,7 @@ ANSWER = ("segment_tokens", "max_tokens", "temperature", "top_p", "seed", "membe
 WHOLE = ("segment", "result", "samples")
 """Fields of ``Settings`` about whole answers. ``eval`` and ``doctor`` choose them themselves."""
 METAVARS = {"segment": "WHAT", "result": "HOW"}
-"""What stands for the value of a flag that is neither a number nor seconds."""
+"""The placeholder in the help for the value of a flag that is neither a number nor seconds."""
 
 
 def say(text: str) -> None:

@@ -15,8 +15,7 @@ from .choices import ensemble_of, options_of, say
 
 
 def run(arguments: argparse.Namespace, out: TextIO) -> bool:
-    """Fit, print how good the probabilities are, and write the calibration if there is a file for
-    it."""
+    """Fit, print how good the probabilities are, and write the calibration if a file is named."""
     from ..chat.label_calibrations import write_labels
     from ..evaluation.decisions import examples_of, fitted_to, text_of
     from ..show.terminal import visible

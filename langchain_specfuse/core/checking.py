@@ -557,8 +557,8 @@ class Checking:
         return True
 
     def wants_reserve(self, panel: Panel) -> bool:
-        """Whether the next member in reserve shall draft, because the redrafts of all others were
-        in vain."""
+        """Whether the next member in reserve has to draft, because no redraft of any other member
+        passed."""
         return bool(self._only) and self._only == panel.reserve[:1]
 
     def _restart(self, item: Continuation, cut: int) -> Steps:

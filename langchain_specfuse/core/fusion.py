@@ -3,12 +3,12 @@ one.
 
 The answers are round 0. The rounds after it are those of ``core.rounds`` for a longer question, so
 checks, budgets, tools, constraints and the reserve work as in any other answer. Members that fail
-leave, refusals and empty answers are left out. A single answer is fused too: the lead may still
+leave; refusals and empty answers are left out. A single answer is fused too: the lead may still
 correct it, and the final answer is streamed and checked in the same way however many members have
 answered. If there is no answer to read, the lead answers the question itself.
 
-Paper: it has no such answers. Mixture-of-Agents (Wang et al., 2024) merges answers in this way.
-With several samples of one member it is called self-fusion.
+Paper: it does not merge answers. Mixture-of-Agents (Wang et al., 2024) merges them in this way.
+With several samples of one member, this is called self-fusion.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def is_fused(settings: Settings) -> bool:
 
 
 def fused(query: Query, settings: Settings, panel: Panel, referee: Referee = FREE) -> Loop:
-    """As :func:`.rounds`: round 0 with the members' own answers, then the rounds of the final
-    one."""
+    """Like :func:`.rounds`: round 0 with the members' own answers, then the rounds of the final
+    answer."""
     answer = Answer(
         stop=settings.stop_strings, budget=settings.max_tokens, referee=referee
     ).started()
@@ -58,7 +58,7 @@ def fused(query: Query, settings: Settings, panel: Panel, referee: Referee = FRE
     names = panel.drafters
     drafts: dict[str, Draft] = {}
     samples: dict[str, str] = {}
-    # 1. Every member answers alone: all at once, then all for a second time, and so on.
+    # 1. Every member answers alone: all in parallel, then all a second time, and so on.
     for sample in range(settings.samples):
         can_pay = not budget.is_spent
         jobs = {name: job_of(query, settings, answer, sample, can_pay) for name in panel.drafters}
@@ -122,7 +122,7 @@ def fused(query: Query, settings: Settings, panel: Panel, referee: Referee = FRE
 
 def _writer(panel: Panel) -> str:
     """The member that writes the final answer: the lead or, if it has left, the member with the
-    most weight, and among equals the first. Empty if no member is left."""
+    most weight (the first of them, if weights are equal). Empty if no member is left."""
     if panel.lead is not None:
         return panel.lead
     weights = panel.weights
@@ -130,7 +130,7 @@ def _writer(panel: Panel) -> str:
 
 
 def _led_by(writer: str, panel: Panel) -> Panel:
-    """The panel with this member alone, and the others in reserve."""
+    """The panel in which this member writes alone and the others are in reserve."""
     others = [name for name in panel.drafters if name != writer]
     others.sort(key=lambda name: -round(panel.weights[name], 12))
     (lead,) = [member for member in panel.members if member.name == writer]
@@ -140,7 +140,7 @@ def _led_by(writer: str, panel: Panel) -> Panel:
 
 
 def _whole(draft: Draft, answer: Answer) -> Draft:
-    """A member's own answer from its first character on, without a stop string and what follows
+    """A member's own answer from its first character, without a stop string and the text after
     it."""
     whole = answer.plus(Segment(draft.text, draft.ended))
     is_complete = whole.finish in ("stop", "stop_string")

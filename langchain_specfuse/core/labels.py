@@ -1,7 +1,7 @@
-"""From the scores of labels to their probabilities, and how bias, temperature and the members'
-weights are fitted to examples.
+"""Turns the scores of labels into probabilities, and fits temperatures, biases and the members'
+weights to examples.
 
-A member's score of a label is the log-probability of the label's text. Its *calibrated*
+A member's score for a label is the log-probability of the label's text. Its *calibrated*
 probabilities are
 
     p(k) = softmax_k(score_k / T + b_k)
@@ -10,7 +10,7 @@ with a temperature T and a bias b_k for each label. The probabilities of all mem
 with weights: p(k) = Σ_m w_m p_m(k). Everything is computed in plain Python: a fit has few
 parameters, and a few hundred examples are enough.
 
-Not known here: what the labels are about, and how they are scored (see ``chat.labelling``).
+What the labels mean, and how members score them, is in ``chat.labelling``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FOLDS = 5
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 """How far the weights may move from the best member alone to the weights that fit best."""
 FLOOR = 1e-6
-"""A probability counts as at least this in a log loss."""
+"""In a log loss, a probability counts as at least this."""
 
 
 def softmax(values: Sequence[float]) -> Probabilities:
@@ -68,8 +68,8 @@ class Scale:
 
 
 def corrected(scores: Sequence[float], without_text: Sequence[float]) -> tuple[float, ...]:
-    """Scores minus the scores of the same labels where no text is given: how much more probable
-    the text makes each label. A long or rare label has a low score with and without the text.
+    """Scores minus the scores of the same labels without a text: how much more probable the text
+    makes each label. A long or rare label has a low score with or without the text.
 
     Zhao et al. 2021 (arXiv:2102.09690), Holtzman et al. 2021 (arXiv:2104.08315).
 
@@ -82,8 +82,8 @@ def corrected(scores: Sequence[float], without_text: Sequence[float]) -> tuple[f
 def averaged(
     probabilities: Mapping[str, Probabilities], weights: Mapping[str, float]
 ) -> Probabilities:
-    """The members' probabilities, averaged with their weights. Members that are missing have no
-    part in it; if all others have the weight 0, they count alike.
+    """The members' probabilities, averaged with their weights. Members that are missing are left
+    out; if all others have the weight 0, these count equally.
 
     >>> averaged({"a": (1.0, 0.0), "b": (0.5, 0.5)}, {"a": 1.0, "b": 1.0, "c": 2.0})
     (0.75, 0.25)
@@ -164,8 +164,9 @@ def pairs(
 def fitted(scores: Sequence[Sequence[float]], labels: Sequence[int]) -> Scale:
     """The scale with the highest likelihood on these examples, under the prior of :data:`RIDGE`.
 
-    The scores are centred first, label by label, so that a fit to few examples begins where no
-    label is preferred. The negative log-likelihood is convex in (1/T, b): damped Newton steps.
+    The scores are centred first, label by label, so that a fit to few examples starts from no
+    preference for any label. The negative log-likelihood is convex in (1/T, b) and is minimised by
+    damped Newton steps.
 
     >>> scale = fitted([(0.0, 1.0), (0.0, 3.0)] * 20, [0, 1] * 20)
     >>> [round(p) for p in scale((0.0, 1.0))], [round(p) for p in scale((0.0, 3.0))]
@@ -281,7 +282,7 @@ class Fit:
     """member -> its calibrated probabilities for each example, by a fit to other examples."""
 
     def probabilities(self, scores: Mapping[str, Sequence[float]]) -> Probabilities:
-        """The probabilities that all members together give, from the scores of each."""
+        """The probabilities of all members together, from the scores of each."""
         rows = {name: self.scales[name](own) for name, own in scores.items()}
         return averaged(rows, self.weights)
 
@@ -289,9 +290,9 @@ class Fit:
 def fit(scores: Mapping[str, Sequence[Sequence[float]]], labels: Sequence[int]) -> Fit:
     """Fit each member's scale, and the weights. ``scores``: member -> the scores of each example.
 
-    The weights are fitted to probabilities of examples that the scales were not fitted to. They
-    are shrunk to the best calibrated member: w = (1 - λ) · best + λ · fitted, with the λ of
-    :data:`SHARES` that predicts the examples of other folds best.
+    The weights are fitted to the probabilities of held-out examples, which the scales were not
+    fitted to. They are shrunk to the best calibrated member: w = (1 - λ) · best + λ · fitted, with
+    the λ of :data:`SHARES` that predicts the examples of other folds best.
     """
     held_out = {name: _held_out(rows, labels) for name, rows in scores.items()}
     best = min(held_out, key=lambda name: log_loss(held_out[name], labels))

@@ -57,7 +57,7 @@ class Probe:
     unsure: tuple[str, ...] = ()
     """Those of them that it may refuse, because its profile does not say that it reads them."""
     ballots: bool = False
-    """Whether it scores by requests of its own, as chat models vote."""
+    """Whether the member votes by extra requests, as chat models do."""
     excludes: bool = False
     """Whether it honours ``DraftJob.excluded``."""
 
@@ -73,11 +73,11 @@ class Member(Protocol):
     It may also have an attribute ``last_sign: float``, its last sign of life as
     ``time.monotonic()``: a token or a chunk that arrived, a forward pass that ended, bytes of a
     response. It is read from another thread while the member works. A lead without a sign for 30 s
-    is late, and a reserve takes its place. Where no sign can come for longer, for example before a
-    long response in one piece, the member may set it ahead. A member without the attribute may
-    take a second more for each token beyond the first 30 of a batch. A member that works on several
-    jobs at once, for which it waits elsewhere, should watch each job itself
-    (``DraftJob.silence_s``), so that one that hangs fails alone.
+    is late, and a reserve takes its place. If no sign can come for a longer time, for example
+    before a long response in one piece, the member may set the attribute to a time in the future. A
+    member without the attribute may take a second more for each token beyond the first 30 of a
+    batch. A member that waits for several jobs at the same time, for example on a server, should
+    watch each job itself (``DraftJob.silence_s``), so that a job that hangs fails alone.
     """
 
     @property

@@ -318,7 +318,7 @@ class Settings(Checked):
         default=None,
         description="with segment='answer', how answers are compared: by number, choice, json, "
         "text, or a function of the text (default: by the object, choice or call that was asked "
-        "for); fuse: the lead reads all answers and writes one",
+        "for); fuse: the lead reads all answers and writes the final one",
     )
     samples: Count = Field(
         default=1,
@@ -356,9 +356,9 @@ class Settings(Checked):
     )
     lead: str | None = Field(
         default="auto",
-        description="the member that writes, while the others are in reserve; auto: the one with "
-        "at least twice the parameters of every other; if there is none and members can vote only "
-        "by requests of their own, as chat models do, or not at all, the first; None: all vote",
+        description="the member that writes while the others are in reserve; auto: the one with "
+        "at least twice the parameters of every other; without one, the first if members cannot "
+        "vote, or only by extra requests, as chat models do; None: all vote",
     )
     prior: Annotated[dict[str, float] | None, BeforeValidator(_prior)] = Field(
         default=None,
@@ -414,7 +414,7 @@ class Settings(Checked):
         default="outvoted",
         description="when the answer is a refusal: outvoted: only if no member that is asked "
         "drafts and at least one refuses; any: as soon as one refuses; ignore: as outvoted, but "
-        "members in reserve are asked before",
+        "members in reserve are asked first",
     )
 
     @property

@@ -1,4 +1,4 @@
-"""What members are asked in words of ours. Everything else in a prompt is the user's own."""
+"""The prompts that this package adds. Everything else in a prompt comes from the user."""
 
 from __future__ import annotations
 

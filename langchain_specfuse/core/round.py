@@ -113,7 +113,7 @@ class Round:
 
     number: int
     """From 1. Round 0 holds the members' own answers, from which the rounds after it are written
-    (see ``core.fusion``): nothing of it is agreed, and it has no winner."""
+    (see ``core.fusion``): none of its text is agreed, and it has no winner."""
     text: str
     """The text to stream now. Text that may begin a stop string is held back."""
     segment: Segment

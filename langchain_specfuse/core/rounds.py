@@ -60,7 +60,7 @@ def rounds(
     """All rounds of one answer. Send the replies to each ``Ask``, and the member or its failure to
     each ``Wake``; after a ``Round``, call ``next``.
 
-    ``budget`` is what the answer may cost, if a part of it has been spent before the first
+    ``budget`` is the rest of what the answer may cost, if a part has been spent before the first
     round."""
     method = settings.method
     answer = Answer(
@@ -168,9 +168,9 @@ def call_for_drafts(
     checking: Checking,
 ) -> Generator[Ask | Wake, Any, tuple[Panel, dict[str, Draft]]]:
     """The drafts of all members, or of the lead alone if its draft is agreed without a vote. With
-    an infinite margin the lead always drafts alone, and the others are asked one after the other
-    until one can take its place. After a failed check, only the members that draft again are asked;
-    the others only if none of those can. Failed members leave the panel."""
+    an infinite margin, the lead always drafts alone; if it cannot, the others are asked one after
+    the other until one can take its place. After a failed check, only the members that redraft are
+    asked, and the others only if none of these can. Failed members leave the panel."""
     led = panel.lead is not None and settings.method.margin == math.inf
     has_vote = len(panel.drafters) > 1 and not led
     job = DraftJob(
@@ -217,7 +217,7 @@ def call_for_drafts(
         more = yield Ask(more_jobs, number)
         clock.lap("draft", more)
         replies = {**replies, **more}
-    # A lead at its limits ends the answer, also if its reserve has failed.
+    # A lead at its limits ends the answer, even if its reserve has failed.
     drafted = any(isinstance(reply, Draft) for reply in replies.values())
     limiting = {first[0]: replies[first[0]]} if led and not drafted else replies
     if number > 1 and is_at_limits(limiting) and not checking.is_redrafting:
@@ -236,7 +236,8 @@ def call_for_drafts(
 
 
 def woken(panel: Panel, number: int) -> Generator[Wake, Any, tuple[Panel, dict[str, Failure]]]:
-    """The panel with the next member in reserve, and its failure if it cannot take part."""
+    """The panel after the next member in reserve has joined, and its failure if it cannot take
+    part."""
     name = panel.reserve[0]
     reply = yield Wake(name, number)
     if isinstance(reply, Failure):

@@ -1,13 +1,13 @@
-"""Which member should lead: predicted from the text of a question.
+"""Predicts from the text of a question which member should lead.
 
-A :class:`Router` is a linear model. A question is a vector of unit length: of hashed n-grams by
+A :class:`Router` is a linear model. A question is a vector of unit length: hashed n-grams by
 default, or an embedding. The prediction for a member is its share of right answers on all labelled
-questions, plus the sum of the vector's values times the member's weights. Ridge regression makes
-the weights (``evaluation.routing``), so little evidence leaves the prediction near the share, and
-the best single member leads.
+questions, plus the sum of the vector's values times the member's weights. The weights come from
+ridge regression (``evaluation.routing``). With little evidence, the prediction therefore stays near
+the share, and the best single member leads.
 
-Prediction needs no package. A question of any length takes about a millisecond, because at most
-:data:`LONGEST` characters of it are read.
+A prediction needs no other package. It takes about a millisecond for a question of any length,
+because at most :data:`LONGEST` characters of it are read.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ N_GRAMS = "n-grams 1"
 weights fit only the features that they were made for."""
 BUCKETS = 4096
 FIRST = 0.15
-"""Of questions with two parts, the member leads that knows the first part (docs/log.md)."""
+"""For a question with two parts, the member that knows the first part leads (docs/log.md)."""
 LONGEST = 2000
-"""Characters of the question. Of a longer one, the beginning and the end are read."""
+"""Characters of the question that are read: the beginning and the end of a longer one."""
 BEFORE = 200
-"""Characters of the user's message before the last one."""
+"""Characters of the user's message before the last one that are read."""
 _WORD = re.compile(r"\w+|[^\w\s]")
 _DIGIT = re.compile(r"\d")
 
@@ -47,8 +47,8 @@ def features_of(
     beginning of the one before, because "And the second one?" says little alone. ``read`` makes
     features from a text (default: :func:`n_grams`).
 
-    What the system, the members and tools say is left out. So one member leads through all calls
-    of tools that a question leads to.
+    System messages, answers and results of tools are left out, so one member leads through all tool
+    calls that follow a question.
 
     >>> one = features_of([Turn("user", "Add 2 and 3.")])
     >>> one == features_of([Turn("user", "Add 2 and 3."), Turn("tool", "5")])
@@ -78,7 +78,7 @@ def n_grams(text: str) -> dict[int, float]:
     True
     """
     plain = _DIGIT.sub("0", " ".join(text.casefold().split()))
-    # A surrogate is no text, but a question may contain one.
+    # A surrogate cannot be encoded, but a question may contain one.
     padded = f" {plain} ".encode("utf-8", "replace")
     grams = [padded[start : start + 4] for start in range(len(padded) - 3)]
     words = [word.encode("utf-8", "replace") for word in _WORD.findall(plain)]
@@ -92,7 +92,7 @@ def n_grams(text: str) -> dict[int, float]:
 
 
 def unit(values: Mapping[int, float]) -> dict[int, float]:
-    """The vector with length 1, without zeros.
+    """The vector scaled to length 1, without zeros.
 
     >>> unit({0: 3.0, 1: 4.0, 2: 0.0})
     {0: 0.6, 1: 0.8}
@@ -114,11 +114,11 @@ class Embedded:
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """Predicts for each member how likely its answer is right."""
+    """Predicts how likely each member's answer is to be right."""
 
     shares: Mapping[str, float]
-    """member -> its share of right answers. The first of those with the highest share leads where
-    nothing speaks for another."""
+    """member -> its share of right answers. The first of those with the highest share leads unless
+    the weights favour another."""
     weights: Mapping[int, Sequence[float]]
     """position -> a weight for each member, in the order of ``shares``."""
     features: str = N_GRAMS

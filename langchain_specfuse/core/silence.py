@@ -1,7 +1,7 @@
-"""How long a member gives no sign of life, and how long it may.
+"""Measures how long a member has given no sign of life, and decides when that is too long.
 
-A call of a member is looked at a few times within its limit. A look counts for no more than two of
-the pauses between looks, however late it comes: while a process is suspended (a laptop that sleeps,
+A call of a member is checked several times within its limit. A check that comes late adds no more
+than two of the pauses between checks: while the process is suspended (a laptop that sleeps,
 SIGSTOP), its members cannot give a sign.
 """
 
@@ -10,14 +10,14 @@ from __future__ import annotations
 from .values import Failure
 
 LOOKS = 30
-"""A call is looked at this many times within its limit."""
+"""A call is checked this many times within its limit."""
 QUIET_TOKENS = 30
-"""Where a reply comes in one piece, this many tokens take no longer than the limit of silence."""
+"""If a reply comes in one piece, this many tokens need no more time than the limit of silence."""
 
 
 def quiet_s(tokens: int) -> float:
-    """How much longer than the limit a member may be silent before a reply of so many tokens that
-    comes in one piece: a second for each token beyond the first.
+    """How much longer than the limit a member may be silent before a reply of this many tokens that
+    comes in one piece: a second for each token beyond :data:`QUIET_TOKENS`.
 
     >>> quiet_s(24), quiet_s(130)
     (0.0, 100.0)
@@ -26,7 +26,7 @@ def quiet_s(tokens: int) -> float:
 
 
 class Silence:
-    """For how long one call has given no sign.
+    """How long one call has given no sign.
 
     >>> silence = Silence(limit_s=30.0, now=0.0, sign=None)
     >>> [silence.is_too_long(now, sign=None) for now in (1.0, 2.0)]
@@ -44,12 +44,12 @@ class Silence:
 
     @property
     def pause_s(self) -> float:
-        """The time between two looks."""
+        """The time between two checks."""
         return self.limit_s / LOOKS
 
     def is_too_long(self, now: float, sign: float | None) -> bool:
-        """Take a look. ``sign`` is the last sign of life; it lies ahead if none can come
-        earlier."""
+        """Check the call. ``sign`` is the last sign of life, or a time in the future if none can
+        come earlier."""
         passed = min(now - self._looked, 2 * self.pause_s)
         self._looked = now
         is_quiet = sign == self._sign and (sign is None or sign <= now)
@@ -59,5 +59,5 @@ class Silence:
 
 
 def silent(limit_s: float) -> Failure:
-    """The failure of a member that gave no sign of life for so long."""
+    """The failure of a member that gave no sign of life for this long."""
     return Failure("timeout", f"no token for {limit_s:g} s")

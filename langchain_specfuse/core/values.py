@@ -355,8 +355,9 @@ class Ask:
     jobs: Mapping[str, DraftJob | ScoreJob]
     round: int
     replaceable: bool = False
-    """Whether the answer could go on without any one of these members, because another could take
-    over or answers as well. A member that gives no sign of life need not be waited for then."""
+    """Whether the answer could continue without any one of these members, because another could
+    take over or answers too. If so, the answer need not wait for a member that gives no sign of
+    life."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Remembers which members have failed lately, so that the next answers do not wait for them."""
+"""Remembers which members have failed recently, so that the next answers do not wait for them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import time
 from dataclasses import dataclass
 
 FIRST_PAUSE_S = 30.0
-"""How long a member that has failed is not asked if another one can take its place."""
+"""How long a member pauses after a failure, if another one can take its place."""
 LONGEST_PAUSE_S = 300.0
-"""The pause doubles with every failure in a row, up to this."""
+"""The pause doubles with each further failure, up to this."""
 FAILURES = frozenset({"error", "timeout", "nan", "not_found"})
-"""The kinds of failures that say something about the member, and not about one answer."""
+"""The kinds of failures that concern the member and not just one answer."""
 
 
 @dataclass(slots=True)
@@ -20,17 +20,18 @@ class _Pause:
 
     seconds: float
     until: float
-    """When it ends, in seconds of ``time.monotonic()``."""
+    """When the pause ends, in seconds of ``time.monotonic()``."""
     is_tried: bool = False
     """Whether an answer has tried the member again since it last failed."""
     works: bool = False
-    """Whether the member has replied to that answer, which is not complete."""
+    """Whether the member has replied in that answer, which is not complete yet."""
 
 
 class Breaker:
     """A circuit breaker for each member of an ensemble.
 
-    A member that fails pauses. After its pause, one answer tries it again: if it works, all do.
+    A member that fails pauses. After its pause, one answer tries it again; if the member works, all
+    answers use it again.
     """
 
     def __init__(self) -> None:
@@ -56,14 +57,15 @@ class Breaker:
         with self._lock:
             pause = self._pauses.get(member)
             seconds = FIRST_PAUSE_S
-            if pause is not None:  # unless it was tried again, answers note the same failure
+            if pause is not None:  # if it was not tried again, this is the same failure
                 seconds = pause.seconds * (2 if pause.is_tried else 1)
             seconds = min(seconds, LONGEST_PAUSE_S)
             self._pauses[member] = _Pause(seconds, time.monotonic() + seconds)
 
     def worked(self, member: str, *, is_done: bool = True) -> None:
-        """Note a reply: its pause is over. ``is_done``: the answer is complete. A member that fails
-        in the middle of every answer pauses longer each time."""
+        """Note a reply, which ends the member's pause. ``is_done``: the answer is complete. Until
+        then, the length of the pause is kept, so that a member that fails in the middle of every
+        answer pauses longer each time."""
         if member not in self._pauses:
             return
         with self._lock:

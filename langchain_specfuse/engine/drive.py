@@ -38,8 +38,8 @@ HINT_S = 1.0
 """How long a refused call is advised to wait for each answer ahead of it. This is a fixed guess,
 because answers differ in length."""
 SILENCE_S, FIRST_SILENCE_S = 30.0, 120.0
-"""How long a lead with a reserve may give no sign of life, in a later job of an answer and in
-its first. The first token of a cold provider, or after a long prompt, takes longer."""
+"""How long a lead with a reserve may be silent: in a later job of an answer, and in its first one,
+because the first token takes longer from a cold provider, or after a long prompt."""
 
 
 # --- when an answer may begin ---------------------------------------------------------------------

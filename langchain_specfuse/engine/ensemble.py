@@ -73,8 +73,8 @@ class Ensemble:
     # - loading
 
     def is_ready(self, settings: Settings | None = None) -> bool:
-        """Whether all members are loaded that an answer with these settings begins with; without
-        settings, whether all are."""
+        """Whether the members that an answer with these settings begins with are loaded; without
+        settings, whether all members are."""
         return set(self._needed(settings)) <= self._probes.keys()
 
     def load(self, settings: Settings | None = None) -> None:
@@ -83,9 +83,10 @@ class Ensemble:
             self.loaded(settings)
 
     def loaded(self, settings: Settings | None = None) -> Future[dict[str, Probe]]:
-        """What each member can do, once those are loaded that an answer with these settings begins
-        with (without settings: all); starts loading if necessary. Members in reserve are loaded
-        afterwards. A failed load is tried again: in the background, if another member can lead.
+        """What each member can do, once the members that an answer with these settings begins with
+        (without settings: all) are loaded. Starts loading if necessary. Members in reserve are
+        loaded afterwards. A failed load is tried again, in the background if another member can
+        lead.
 
         Each caller gets a future of its own: an interrupt while waiting may leave its lock taken.
         """
@@ -98,13 +99,13 @@ class Ensemble:
         if not order:
             return list(self.members)
         if any(name in self._probes for name in order):
-            # Nobody waits for a lead that could not be reached.
+            # No answer waits for a lead that could not be reached.
             return [name for name in order[:1] if not self._is_unreached(name)]
         return list(order)
 
     def _is_unreached(self, name: str) -> bool:
-        """Whether the member could not be loaded, for a reason that may pass. Wrong settings do
-        not."""
+        """Whether the member could not be loaded for a reason that may pass, unlike wrong
+        settings."""
         return isinstance(self._failed.get(name), MemberError)
 
     def _needed(self, settings: Settings | None) -> list[str]:
@@ -119,8 +120,8 @@ class Ensemble:
     def _loaded(
         self, needed: Callable[[], Sequence[str]], tried: Sequence[str]
     ) -> Future[dict[str, Probe]]:
-        """What each member can do, once the ``needed`` ones are loaded. The ``tried`` ones are
-        tried again if their last load has failed."""
+        """What each member can do, once the ``needed`` ones are loaded. If the last load of one of
+        the ``tried`` members has failed, it is loaded again."""
         refuse_fork()
         future: Future[dict[str, Probe]] = Future()
         future.set_running_or_notify_cancel()
@@ -132,8 +133,8 @@ class Ensemble:
         return future
 
     def _settle(self) -> None:
-        """Complete the futures of calls whose members are loaded or cannot be; keep the loading
-        thread at work while there is anything to load."""
+        """Complete the futures of calls whose members are loaded or cannot be loaded, and keep the
+        loading thread running while there is anything to load."""
         done: list[tuple[Future[dict[str, Probe]], BaseException | None]] = []
         with self._lock:
             waiting, self._waiting = self._waiting, []
@@ -170,7 +171,7 @@ class Ensemble:
     def _load(self) -> None:
         for member in self.members.values():
             try:
-                # Members that load elsewhere do so all at once.
+                # Members that load elsewhere load in parallel.
                 getattr(member, "start_loading", lambda: None)()
             except BaseException:  # a member may raise anything; `probe` shows whether it loads
                 log.info("%s could not start to load early", member.name, exc_info=True)
@@ -202,7 +203,7 @@ class Ensemble:
 
     def order(self, settings: Settings) -> list[str]:
         """The member that leads, then those in reserve, in the order in which they take over.
-        Members that have failed lately come last. Empty if all members take part."""
+        Members that have failed recently come last. Empty if all members take part."""
         if settings.segment != "draft" or settings.method.margin != math.inf:
             return []
         lead = self.lead(settings)
@@ -215,8 +216,8 @@ class Ensemble:
 
     def lead(self, settings: Settings) -> str | None:
         """The member that leads: the named one or, with ``"auto"``, the one that is by far the
-        largest; the first, if no vote could be counted without further requests. Fused answers
-        always have a lead."""
+        largest. Without one, the first leads if a vote would need extra requests or could decide
+        nothing. Fused answers always have a lead."""
         writers = [name for name in self.members if name in self.drafting]
         lead = settings.lead
         if len(writers) < 2:
@@ -353,7 +354,7 @@ class Ensemble:
                     yield round
 
     def _note(self, round: Round) -> None:
-        """Tell the breaker who has failed in this round and who has replied."""
+        """Report to the breaker which members have failed in this round and which have replied."""
         for gone in round.left:
             # a conversation that a member cannot read says nothing about the member
             if not isinstance(gone.cause, UsageError):
@@ -363,7 +364,7 @@ class Ensemble:
 
     @contextmanager
     def _failures_noted(self) -> Iterator[None]:
-        """Tell the breaker who has failed if the answer does."""
+        """If the answer fails, report to the breaker which members have failed."""
         try:
             yield
         except EnsembleError as error:
@@ -373,7 +374,7 @@ class Ensemble:
             raise
 
     def _loop(self, query: Query, settings: Settings, referee: Referee) -> Loop:
-        """The loop that agrees the answer: segment by segment, as a whole, or fused."""
+        """The loop that decides on the answer: segment by segment, as a whole, or fused."""
         panel = self.panel(settings, query.kinds)
         if is_fused(settings):
             return fused(query, settings, panel, referee)

@@ -1,4 +1,4 @@
-"""Ask members how probable texts are, without an answer that is written.
+"""Ask members how probable texts are, without writing an answer.
 
 Each request has one score job per member. It goes through the workers like the jobs of an answer:
 jobs of several requests that wait for a member at the same time share a batch, and what members
@@ -24,8 +24,8 @@ Jobs = Mapping[str, ScoreJob]
 
 
 class Scorers:
-    """Members that score texts. A member that cannot be loaded does not disturb the others; it is
-    loaded again for the next request."""
+    """Members that score texts. A member that cannot be loaded does not affect the others; the next
+    request tries to load it again."""
 
     def __init__(self, ensemble: Ensemble) -> None:
         self.members = ensemble.members
@@ -34,7 +34,7 @@ class Scorers:
         self._alone = {name: Ensemble([member]) for name, member in self.members.items()}
 
     def probes(self) -> dict[str, Probe | Failure]:
-        """What each member can do. Loads those that are not loaded."""
+        """What each member can do. Loads members that are not loaded yet."""
         loading = {name: ensemble.loaded() for name, ensemble in self._alone.items()}
         return {name: _probe(name, future) for name, future in loading.items()}
 
@@ -46,7 +46,7 @@ class Scorers:
         return {name: _probe(name, future) for name, future in loading.items()}
 
     def scored(self, requests: Sequence[Jobs], settings: Settings) -> list[Replies]:
-        """The replies to each request. All requests are asked at once."""
+        """The replies to each request. All requests are sent together."""
         futures, runs = self._runs(requests, settings)
         try:
             for run in runs:
@@ -89,7 +89,7 @@ def _asked(jobs: Jobs, received: list[Replies]) -> Generator[Ask, Replies, None]
 
 
 def _finish(future: Future[Replies], received: Sequence[Replies], last: Any) -> None:
-    """The last thing that a run says: None if all members have replied, otherwise an error."""
+    """The end of a run: None if all members have replied, otherwise an error."""
     if isinstance(last, BaseException):
         future.set_exception(last)
     else:

@@ -1,10 +1,10 @@
-"""Notices that a member at work gives no sign of life.
+"""Detects members that give no sign of life while they work.
 
-A member tells its last sign of life in an attribute ``last_sign`` (:mod:`.core.member`): a token
-that arrived, a forward pass that ended. One thread looks at all calls under way, and adds up how
-long their members have been silent (:mod:`.core.silence`). Time in a queue does not count, because
-a call is watched only while it runs. This file knows neither jobs nor what happens to a member that
-is late.
+A member reports its last sign of life in an attribute ``last_sign`` (:mod:`.core.member`): a token
+that arrived, a forward pass that ended. One thread checks all calls under way, and adds up how long
+their members have been silent (:mod:`.core.silence`). Time in a queue does not count, because a
+call is watched only while it runs. Jobs, and what happens to a member that is late, are in
+``engine.worker``.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ IDLE_S = 2.0
 
 
 def sign_of(worker: Any) -> float | None:
-    """The last sign of life of a member or a batch group, as ``time.monotonic()``. None: it gives
-    none."""
+    """The last sign of life of a member or a batch group, as ``time.monotonic()``. None if it does
+    not report any."""
     try:
         sign = getattr(worker, "last_sign", None)
     except Exception:  # a member may raise anything
@@ -34,7 +34,7 @@ def sign_of(worker: Any) -> float | None:
 
 
 class WatchedCall:
-    """A call of a member, and for how long the member has been silent."""
+    """A call of a member, and how long the member has been silent."""
 
     def __init__(self, member: Any, limit_s: float, on_silence: Callable[[], None]) -> None:
         """``on_silence`` is called once, from another thread, after ``limit_s`` of silence."""
@@ -44,12 +44,12 @@ class WatchedCall:
         self.pause_s = self._silence.pause_s
 
     def is_silent(self, now: float) -> bool:
-        """Look for a sign, and return whether there has been none for too long."""
+        """Check for a sign, and return whether there has been none for too long."""
         return self._silence.is_too_long(now, sign_of(self._member))
 
 
 class Watch:
-    """Looks at all calls under way, from one thread."""
+    """Watches all calls under way, from one thread."""
 
     def __init__(self) -> None:
         # Re-entrant, because a finalizer that cancels an answer may be called anywhere.
@@ -57,7 +57,7 @@ class Watch:
         self._news = threading.Condition(self._lock)
         self._calls: dict[WatchedCall, None] = {}
         self._pause_s = 0.0
-        """The pause before the next look."""
+        """The pause before the next check."""
         self._thread: threading.Thread | None = None
 
     def add(self, call: WatchedCall) -> None:
@@ -85,8 +85,7 @@ class Watch:
             call = None  # type: ignore[assignment]
 
     def _next(self) -> list[WatchedCall] | None:
-        """Wait for the next look. Returns the calls that are silent; None when the thread should
-        end."""
+        """Wait for the next check. Returns the silent calls, or None when the thread should end."""
         with self._lock:
             is_used = bool(self._calls)
             pauses = [call.pause_s for call in self._calls.copy()]
@@ -103,4 +102,4 @@ class Watch:
 
 
 WATCH = Watch()
-"""Looks at the calls of all workers."""
+"""Watches the calls of all workers."""

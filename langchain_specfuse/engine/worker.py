@@ -195,8 +195,8 @@ class PrefillQueue:
 
 
 class Overdue:
-    """A call that exceeded a limit and has not returned: since when it has lasted, the jobs that
-    still wait for its replies, and those that wait for its return."""
+    """A call that exceeded a limit and has not returned: when it began, the jobs that still wait
+    for its replies, and the jobs that wait for it to return."""
 
     def __init__(self, batch: list[QueuedJob], since: float) -> None:
         self.batch = batch
@@ -205,7 +205,7 @@ class Overdue:
         """The jobs of its own batch that have not failed."""
         self.waiting: list[QueuedJob] = []
         self.watched: list[WatchedCall] = []
-        """The waits for its return that have a limit of silence."""
+        """The waits for it to return that have a limit of silence."""
         self._silent_after: float | None = None
         """The member's last sign of life when it was found silent."""
         self._is_silent = False
@@ -242,7 +242,7 @@ class Worker:
         self._running: list[QueuedJob] | None = None
         """The batch under way. Either the thread or the timer takes it out and delivers it."""
         self._overdue: dict[int, Overdue] = {}
-        """By the id of what does the work: calls that exceeded a limit."""
+        """Calls that exceeded a limit, by the id of the member or batch group."""
         self._closed = False
 
     def put(self, *jobs: QueuedJob) -> None:
@@ -474,7 +474,7 @@ class Worker:
         return True
 
     def _limit_wait(self, batch: list[QueuedJob], overdue: Overdue) -> None:
-        """Fail the jobs with a limit of silence when the overdue call has been silent for so
+        """Fail the jobs with a limit of silence when the overdue call has been silent for that
         long."""
         limit_s = _silence_limit(batch)
         if limit_s is None:
@@ -526,8 +526,8 @@ def _split(batch: Iterable[QueuedJob]) -> tuple[list[QueuedJob], list[QueuedJob]
 
 
 def _silence_limit(batch: Iterable[QueuedJob]) -> float | None:
-    """How long the member may be silent in this batch: as long as the most patient of the limits
-    allows, because a member may give no sign while it reads the prompt of another job."""
+    """How long the member may be silent in this batch: the longest of the limits, because a member
+    may give no sign while it reads the prompt of another job."""
     limits = (queued.silence_s for queued in batch)
     return max((limit for limit in limits if limit is not None), default=None)
 

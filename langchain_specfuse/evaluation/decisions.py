@@ -1,7 +1,7 @@
 """Fits how members decide to labelled examples: a bias per label and a temperature for each member,
-and the members' weights. Says how good their probabilities are before and after.
+and the members' weights. Measures how good their probabilities are before and after.
 
-Numbers after the fit are cross-validated: each example is predicted by a fit to others.
+Figures after the fit are cross-validated: each example is predicted by a fit to other examples.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Examples:
     question: LabelQuestion
     texts: tuple[str, ...]
     labels: tuple[int, ...]
-    """For each text, the place of its label in the question's labels."""
+    """For each text, the index of its label in the question's labels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +109,9 @@ class Fitted:
 def examples_of(path: str | Path) -> Examples:
     """The examples of a JSONL file: ``input`` and ``label``.
 
-    Labels are texts; true and false (or "yes" and "no") for a question with a probability of yes;
-    or the levels of a scale, from 0. One line or all may also have the question's ``instructions``
-    and ``criteria``, as in LangChain's questions.
+    Labels are texts; true and false (or "yes" and "no") for a yes-or-no question; or the levels of
+    a scale, from 0. One line or all may also have the question's ``instructions`` and ``criteria``,
+    as in LangChain's questions.
     """
     texts: list[str] = []
     labels: list[str] = []
@@ -187,7 +187,7 @@ def fitted_to(
     watch: Callable[[int, int], None] | None = None,
 ) -> Fitted:
     """Let every member score every example, and fit. ``watch`` is called with the number of
-    examples that are done, and of all."""
+    finished examples and the number of all."""
     decider = Decider(ensemble)
     scores: dict[str, list[tuple[float, ...]]] = {}
     texts = (*examples.texts, NO_TEXT)
@@ -202,7 +202,8 @@ def fitted_to(
 
 
 def fitted_scores(examples: Examples, scores: Mapping[str, Sequence[tuple[float, ...]]]) -> Fitted:
-    """The fit to scores: member -> its scores of each example, and at last those without a text."""
+    """Fit to scores. ``scores``: member -> its scores for each example, and last its scores without
+    a text."""
     labels = examples.labels
     complete = {name: rows for name, rows in scores.items() if len(rows) == len(labels) + 1}
     if not complete:

@@ -33,9 +33,10 @@ FEWEST = 20
 """Questions."""
 VOTE, CONSENSUS, SELF_FUSION = "vote", "consensus", "self-fusion"
 LONG = 128
-"""Answers of fewer tokens are not fused: reading them all would cost more than writing one."""
+"""Answers with fewer tokens are not fused, because reading them all would cost more than writing
+one."""
 CONSULTING = 0.5
-"""The margin with which the others may correct the lead, unless the user chose a finite one."""
+"""The margin beyond which the others correct the lead, unless the user chose a finite one."""
 QUESTIONS = Path(__file__).with_name("doctor.jsonl")
 
 
@@ -168,9 +169,9 @@ def ways_of(
     alone: Mapping[str, Sequence[Graded]],
 ) -> list[System]:
     """The ways to use the other members: to correct the lead, as equals, and for whole answers.
-
-    Whole answers are compared if the grader says what their result is, and otherwise fused if they
-    are long. Self-fusion, with as many samples of the lead, shows what the others add to that.
+    Whole answers are compared if the grader says what their result is; otherwise, long ones are
+    fused. Self-fusion, with an equal number of samples of the lead, shows what the other members
+    add.
     """
     names = tuple(members)
     led = settings.model_copy(update={"lead": lead})
@@ -197,8 +198,8 @@ def ways_of(
 def with_router(
     questions: Sequence[Question], alone: Mapping[str, Sequence[Graded]], embeddings: Any = None
 ) -> tuple[Router, list[Graded]]:
-    """A router made from all questions that every member was asked, and its answers: to each
-    question, that of the member that a router made from all other questions chooses."""
+    """A router made from all questions that every member was asked, and its answers. For each
+    question, a router made from all other questions chooses the member whose answer counts."""
     # Among members with equal shares, the first leads: the fastest, as in _rank.
     names = sorted(alone, key=lambda name: math.fsum(graded.seconds for graded in alone[name]))
     by_question = {name: scores_of(alone[name]) for name in names}
@@ -317,7 +318,8 @@ def _about_lead(calibration: Calibration) -> str:
 
 
 def _about_self_fusion(calibration: Calibration) -> list[str]:
-    """How to fuse samples of the lead, where that was shown to help as much as the others do."""
+    """How to fuse samples of the lead, if this was shown to help at least as much as fusing the
+    answers of all."""
     gains = {attempt.name: attempt.wins - attempt.losses for attempt in calibration.tried}
     helps = any(attempt.opened and attempt.name == SELF_FUSION for attempt in calibration.tried)
     if not helps or gains[FUSION] > gains[SELF_FUSION]:

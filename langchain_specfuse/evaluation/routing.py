@@ -1,11 +1,11 @@
 """Learns from labelled questions which member should lead for which kind of question, and measures
-that honestly.
+this on held-out questions.
 
 For each member, ridge regression on the features of ``core.routing`` predicts the difference
 between its score for a question and its mean score. :data:`RIDGE` and the features are constants:
-nothing is chosen on the user's questions, so leaving one question out is an honest test.
+nothing is tuned on the user's questions, so leave-one-out is a fair test.
 
-The linear algebra is plain Python, because numpy is no dependency of the package. It takes about a
+The linear algebra is plain Python, because the package does not depend on numpy. It takes about a
 second for 400 questions and about 10 s for 1,000, far less than asking them.
 """
 
@@ -20,8 +20,9 @@ from typing import TypeAlias
 from ..core.routing import Embedded, Features, Router, best
 
 RIDGE = 3.0
-"""The factor of the squared weights. With 0.3 or 1, a router of members that do not differ in
-skills loses up to six points; with 10, it follows real differences too late (docs/log.md)."""
+"""The factor of the squared weights. With 0.3 or 1, a router for members that do not differ in
+skill loses up to six points; with 10, it needs too many questions to follow real differences
+(docs/log.md)."""
 
 Rows: TypeAlias = list[list[float]]
 Scores: TypeAlias = Mapping[str, Sequence[float]]
@@ -45,7 +46,7 @@ def fitted(
 
 
 def left_out(features: Sequence[Features], scores: Scores) -> list[str]:
-    """For each question, the member that a router of all other questions would let lead.
+    """For each question, the member that a router made from all other questions would choose.
 
     With A = (K + λI)^-1, K the inner products of the questions, y a member's scores and m_i its
     mean without question i, ridge regression without question i predicts for it

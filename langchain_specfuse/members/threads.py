@@ -25,7 +25,7 @@ Work = Callable[[Any], Any]
 
 _THREAD = threading.local()
 _LATE: Counter[str] = Counter()
-"""By the name of a member: how many of its calls were given up and have not returned."""
+"""Member's name -> how many of its calls were given up and have not returned."""
 _LATE_LOCK = threading.Lock()
 
 
@@ -42,7 +42,7 @@ class Concurrent(Protocol):
 
 def each(member: Concurrent, jobs: Sequence[Any], work: Work) -> list[Any]:
     """The replies to all jobs, in order. A job that fails, or is silent for longer than its
-    ``silence_s``, does not disturb the others.
+    ``silence_s``, does not affect the others.
 
     The threads are daemons, because those of ``concurrent.futures`` keep a program from ending
     while a server hangs.
@@ -126,7 +126,7 @@ class _Calls:
                 self._news.notify()
                 return
         try:
-            # The answer may be over, and then nobody else forgets what this call has kept.
+            # If the answer is over, nothing else frees what this call has kept.
             self._member.forget(call.job.query.id)
         finally:
             with _LATE_LOCK:

@@ -160,14 +160,14 @@ class ChatModelMember:
         self.price = price and (price[0], price[1])
         self.thinking_tokens = thinking_tokens
         self.last_sign = 0.0
-        """When it last watched its jobs, as in :class:`.Member`."""
+        """When it last checked its jobs, as in :class:`.Member`."""
         self._way: str | None = None
         """How it continues a text; empty: it cannot; None: not tried yet."""
         self._repeats: int | None = 0
         """How many words of the text it repeats when it continues; None: all of them."""
         self._gives_reasons = False
-        """Whether an earlier reply has said why it ended. One that does not has broken off then:
-        a connection that is cut may look like the end."""
+        """Whether an earlier reply gave a reason for its end. If so, a later reply without one has
+        broken off: a broken connection may look like the end of a reply."""
         self._unreported = Effort()
         """The cost of trials that no reply has reported yet."""
         self._streams: dict[str, OpenStream] = {}

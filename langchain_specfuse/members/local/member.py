@@ -159,7 +159,7 @@ class LocalMember(ABC):
     @property
     def last_sign(self) -> float:
         cache = self.cache
-        # While it loads, it gives no other sign.
+        # While it loads, the member gives no other sign.
         return time.monotonic() if cache is None else cache.last_sign
 
     # --- the protocol -----------------------------------------------------------------------------
