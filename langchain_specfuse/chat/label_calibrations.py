@@ -23,7 +23,7 @@ _UNREADABLE = (
     *(OSError, ValueError, TypeError, AttributeError, KeyError),
     *(OverflowError, RecursionError),
 )
-"""What reading a file may raise that is none of ours."""
+"""Errors of other libraries that reading a file may raise."""
 
 
 def read_labels(path: str | Path, members: Sequence[str]) -> list[LabelCalibration]:

@@ -32,11 +32,11 @@ Kind = Literal["choice", "noul", "score"]
 INSTRUCTIONS = "Which of the options fits the text?"
 NO_TEXT = "N/A"
 IMPOSSIBLE = -100.0
-"""What a token counts that a member holds for impossible (minus infinity), so that every label has
-a finite score."""
+"""The log-probability of a token that a member holds to be impossible (minus infinity), so that
+every label has a finite score."""
 REMEMBERED = 1000
-"""How many scores without a text are remembered: one for each question and member. A question may
-have a text of its own in its instructions, and then it is never asked again."""
+"""How many scores without a text are kept: one for each question and member. A question whose
+instructions contain a text may never be asked again."""
 YES, NO = "yes", "no"
 
 
