@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from langchain_specfuse import RayMember, ScriptedMember, SpecFuseChatModel
+from langchain_specfuse import ChatModelMember, RayMember, ScriptedMember, SpecFuseChatModel
 from langchain_specfuse.chat.references import checked_member
 from langchain_specfuse.core.member import Probe
 from langchain_specfuse.core.values import Candidate, Draft, DraftJob, Failure
@@ -22,6 +22,7 @@ from langchain_specfuse.errors import MemberError, UsageError
 from langchain_specfuse.members import ray as ray_module
 
 from .contract import draft_job, score_job
+from .test_chat_model import talker
 
 STORY = "The sky is blue because the air scatters blue light."
 
@@ -189,6 +190,16 @@ def test_an_error_that_cannot_be_pickled_keeps_its_text(ray: FakeRay) -> None:
     (failure,) = RayMember(ScriptedMember(trouble)).draft([draft_job()])
     assert isinstance(failure, Failure) and failure.message == "Trouble: 1 and 2"
     assert isinstance(failure.cause, MemberError)
+
+
+def test_a_hosted_member_that_watches_its_own_requests_is_not_watched_from_here(
+    ray: FakeRay,
+) -> None:
+    there = RayMember(ChatModelMember(talker(), name="ann"))
+    assert there.last_sign == 0.0, "its process has not begun"
+    there.probe()
+    assert there.last_sign > 0.0
+    assert not hasattr(RayMember(ScriptedMember(STORY)), "last_sign")
 
 
 # --- deaths ---------------------------------------------------------------------------------------
