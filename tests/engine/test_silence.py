@@ -81,12 +81,12 @@ def worker(device):
 def test_a_silent_member_is_late_and_the_worker_goes_on_without_it(worker):
     member, since = Speaker(), time.monotonic()
     late = ask(worker, member, 1, 2)
-    other = ask(worker, Speaker(closed=False), 3)
+    other = ask(worker, Speaker(closed=False), 3, silence_s=None)
     assert until(lambda: other == [6])
     assert late == [SILENT, SILENT]
     assert time.monotonic() - since >= LIMIT_S
     member.gate.set()
-    back = ask(worker, member, 4)
+    back = ask(worker, member, 4, silence_s=None)
     assert until(lambda: back == [8])
     assert len(late) == 2, "a reply that comes too late is dropped"
 
@@ -102,7 +102,7 @@ def test_a_member_that_falls_silent_after_some_signs_is_late(worker):
 
 
 def test_a_member_that_gives_signs_is_never_late(worker):
-    member = Speaker(every_s=LIMIT_S / 3, speaks=True)
+    member = Speaker(speaks=True)
     replies = ask(worker, member, *range(32))
     time.sleep(5 * LIMIT_S)
     assert not replies
@@ -122,8 +122,8 @@ def test_a_sign_that_is_set_ahead_allows_silence_until_then(worker):
 
 def test_time_in_the_queue_does_not_count(worker):
     first, second = Speaker(speaks=True), Speaker(closed=False)
-    replies = [ask(worker, first, 1), ask(worker, second, 2)]
-    time.sleep(3 * LIMIT_S)
+    replies = [ask(worker, first, 1), ask(worker, second, 2, silence_s=4 * LIMIT_S)]
+    time.sleep(8 * LIMIT_S)
     first.gate.set()
     assert until(lambda: replies == [[2], [4]])
 
@@ -160,7 +160,7 @@ def test_jobs_with_and_without_a_limit_share_a_batch_and_the_limit_fails_only_th
     next_batch(member)
     assert until(lambda: limited == [SILENT])
     assert member.batches[1] == [1, 2]
-    other = ask(worker, Speaker(closed=False), 3)
+    other = ask(worker, Speaker(closed=False), 3, silence_s=None)
     assert until(lambda: other == [6])
     member.gate.set()
     assert until(lambda: patient == [4])
@@ -170,7 +170,7 @@ def test_jobs_with_and_without_a_limit_share_a_batch_and_the_limit_fails_only_th
 def test_a_batch_is_as_patient_as_its_most_patient_limit(worker):
     """A member may read the long prompt of one job before it writes a word for the other."""
     member = blocked(worker)
-    short, long = ask(worker, member, 1), ask(worker, member, 2, silence_s=4 * LIMIT_S)
+    short, long = ask(worker, member, 1), ask(worker, member, 2, silence_s=PATIENCE_S)
     next_batch(member)
     time.sleep(3 * LIMIT_S)
     member.gate.set()
@@ -288,7 +288,7 @@ def test_a_member_whose_sign_cannot_be_read_is_late_and_hurts_nobody(worker):
     member = Odd()
     late = ask(worker, member, 1)
     assert until(lambda: late == [Failure("timeout", "no reply for 0.3 s")])
-    other = ask(worker, Speaker(closed=False), 2)
+    other = ask(worker, Speaker(closed=False), 2, silence_s=None)
     assert until(lambda: other == [4])
     member.gate.set()
 

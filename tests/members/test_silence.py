@@ -26,9 +26,9 @@ from .fake_chat_server import FakeChatServer
 from .fake_server import FakeServer
 from .test_chat_model import STORY, Talker, talker
 
-LIMIT_S = 0.5
+LIMIT_S = 1.0
 PATIENCE_S = 30.0
-SILENT = Failure("timeout", "no token for 0.5 s")
+SILENT = Failure("timeout", "no token for 1 s")
 _NUMBERS = itertools.count()
 
 
@@ -159,7 +159,7 @@ def test_a_stream_that_was_given_up_is_closed_when_it_goes_on(
 class InOnePiece(Talker):
     """Has no streaming, and takes ``takes_s`` for a reply."""
 
-    takes_s: float = 1.0
+    takes_s: float = 2.0
     disable_streaming: Any = True
 
     def _generate(self, messages: Any, *args: Any, **options: Any) -> ChatResult:
