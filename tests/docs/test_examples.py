@@ -27,6 +27,7 @@ SCRIPTED = {
     "council": "shops close on Sunday.\ngpt-4.1-mini: 9 tokens, stop\n",
     "endpoint": "|\nwritten by {'ann': 1.0}",
     "events": "cyd left",
+    "failover": "[first left: ConnectionError: peer closed connection]\n air scatters blue light",
     "langgraph_node": "tools 'The next train to Ulm leaves at 10:42.'",
     "testing": "all fine",
 }
