@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, deque
+import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -24,8 +25,9 @@ Job = DraftJob | ScoreJob
 Work = Callable[[Any], Any]
 
 _THREAD = threading.local()
-_LATE: Counter[str] = Counter()
-"""Member's name -> how many of its calls were given up and have not returned."""
+_LATE: weakref.WeakKeyDictionary[Concurrent, int] = weakref.WeakKeyDictionary()
+"""member -> how many of its calls were given up and have not returned. Its name is no key, because
+members of different ensembles may have the same."""
 _LATE_LOCK = threading.Lock()
 
 
@@ -104,7 +106,7 @@ class _Calls:
 
     def _begin(self, at: int, job: Job) -> None:
         name = self._member.name
-        late = _LATE[name]
+        late = _LATE.get(self._member, 0)
         if job.silence_s is not None and late >= self._member.max_concurrency:
             message = f"{amount(late, 'earlier request')} without a token have not ended"
             self._replies[at] = Failure("timeout", message)
@@ -129,8 +131,7 @@ class _Calls:
             # If the answer is over, nothing else frees what this call has kept.
             self._member.forget(call.job.query.id)
         finally:
-            with _LATE_LOCK:
-                _LATE[self._member.name] -= 1
+            self._count_late(-1)
 
     def _give_up_silent(self) -> None:
         self._member.note_sign()  # the worker need not watch, because this thread does
@@ -141,8 +142,11 @@ class _Calls:
             call.is_late = True
             del self._under_way[call]
             self._replies[call.at] = silent(call.silence.limit_s)
-            with _LATE_LOCK:
-                _LATE[self._member.name] += 1
+            self._count_late(1)
+
+    def _count_late(self, change: int) -> None:
+        with _LATE_LOCK:
+            _LATE[self._member] = _LATE.get(self._member, 0) + change
 
 
 def _reply(job: Job, work: Work) -> Any:
