@@ -33,6 +33,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("langchain_specfuse")
 FORMAT = 2
 ADVICE = "write one with: langchain-specfuse doctor --prompts FILE --calibration FILE"
+UNREADABLE = (
+    *(OSError, ValueError, TypeError, KeyError, AttributeError),
+    *(OverflowError, RecursionError),
+)
+"""Errors of other libraries that reading a file may raise."""
 ROUTER = "router"
 """The name of the way in which a router chooses the lead of each question."""
 
@@ -101,7 +106,8 @@ class Calibration:
                 raise
             except Exception as error:  # without its text, which may quote the question
                 kind = type(error).__name__
-                log.warning("the embeddings failed (%s), so %s leads", kind, self.lead)
+                failed = "embeddings" if self.router.embeddings else "router"
+                log.warning("the %s failed (%s), so %s leads", failed, kind, self.lead)
         return Routing(self.lead, "calibration", self.members)
 
     @property
@@ -121,7 +127,7 @@ class Calibration:
         """Read a file that :meth:`save` wrote."""
         try:
             return cls._validated(json.loads(Path(path).read_text(encoding="utf-8-sig")))
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        except UNREADABLE as error:
             reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
             raise _unreadable(path, reason) from error
 
@@ -147,6 +153,10 @@ class Calibration:
             raise ValueError(
                 f"result must be one of {', '.join((*RESULTS, FUSE))}, got {calibration.result!r}"
             )
+        if calibration.lead not in calibration.members:
+            raise ValueError(f"its lead, {calibration.lead!r:.80}, is none of its members")
+        if not all(map(math.isfinite, calibration.members.values())):
+            raise ValueError("the scores of its members must be finite numbers")
         if calibration.router:
             _check_router(calibration.router, calibration.members)
         return calibration
@@ -167,7 +177,7 @@ def _decisions_in(path: str | Path) -> Any:
     """The decisions in this file, if it exists and has any."""
     try:
         return json.loads(Path(path).read_text(encoding="utf-8-sig")).get("decisions")
-    except (OSError, ValueError, AttributeError):
+    except UNREADABLE:
         return None
 
 

@@ -14,16 +14,11 @@ from typing import Any
 
 from ..core.labels import Scale
 from ..errors import UsageError, advised
-from .calibration import FORMAT, as_text
+from .calibration import FORMAT, UNREADABLE, as_text
 from .labelling import LabelCalibration
 
 KEY = "decisions"
 ADVICE = "write one with: langchain-specfuse doctor --decisions FILE.jsonl --calibration FILE"
-_UNREADABLE = (
-    *(OSError, ValueError, TypeError, AttributeError, KeyError),
-    *(OverflowError, RecursionError),
-)
-"""Errors of other libraries that reading a file may raise."""
 
 
 def read_labels(path: str | Path, members: Sequence[str]) -> list[LabelCalibration]:
@@ -36,7 +31,7 @@ def read_labels(path: str | Path, members: Sequence[str]) -> list[LabelCalibrati
     except KeyError as error:
         unfit = UsageError(f"calibration {str(path)!r} cannot be read: there is no {error}")
         raise advised(unfit, ADVICE) from error
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         unreadable = UsageError(f"calibration {str(path)!r} cannot be read: {error}")
         raise advised(unreadable, ADVICE) from error
     for calibration in calibrations:
@@ -64,7 +59,7 @@ def write_labels(path: str | Path, calibration: LabelCalibration) -> None:
                 if set(entry["labels"]) != set(calibration.labels)
                 and set(entry["members"]) == set(calibration.scales)
             ]
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             wrong = UsageError(f"{target} exists, but is not a calibration file: {error!r:.200}")
             raise advised(wrong, "name another file") from error
     data[KEY] = [*kept, _as_data(calibration)]
