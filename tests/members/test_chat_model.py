@@ -801,6 +801,20 @@ def test_a_member_that_refused_is_asked_once_for_an_answer() -> None:
         assert (used["requests"], used["input_tokens"], used["output_tokens"]) == (1, 9, 7)
 
 
+@pytest.mark.parametrize("how", ["OpenAI's field", "a block", "an error"])
+def test_after_a_refusal_a_model_that_gives_no_reasons_is_believed_as_before(how: str) -> None:
+    """A refusal is no reason for an end, so the end of later replies needs none."""
+    refused = {"an error": [coded(NO, "content_filter")], **SAID_NO}[how]
+    model = refuser(*refused)
+    member = ChatModelMember(model, name="a")
+    (reply,) = member.draft([draft_job()])
+    assert isinstance(reply, Failure) and reply.kind == "refusal"
+    model.chunks = [AIMessageChunk(STORY)]
+    later = replace(draft_job(segment_tokens=99), query=tiny.query("Why else?"))
+    draft = drafted(member, later)
+    assert draft.text == STORY and draft.ended
+
+
 def test_an_error_that_reports_a_refusal_is_a_refusal() -> None:
     class ModelRefusalError(Exception):
         pass

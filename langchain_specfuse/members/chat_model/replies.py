@@ -57,11 +57,8 @@ class Reply:
         self._finish = ""
         self._refusal = ""
         self._needs_reason = needs_reason
-
-    @property
-    def has_reason(self) -> bool:
-        """Whether the model has said why it stopped."""
-        return bool(self._finish)
+        self.has_reason = False
+        """Whether the model has said why it stopped. A refusal alone does not say it."""
 
     def parts(
         self, messages: Sequence[BaseMessage], options: Mapping[str, Any]
@@ -101,8 +98,10 @@ class Reply:
 
     def _part(self, chunk: Any) -> StreamPart | None:
         """What a chunk adds; None if it is empty."""
+        reason = _finish_of(chunk.response_metadata)
+        self.has_reason = self.has_reason or bool(reason)
         if self._finish != REFUSAL:  # after a refusal, the last chunk may still say "stop"
-            self._finish = _finish_of(chunk.response_metadata) or self._finish
+            self._finish = reason or self._finish
         refusal = refusal_in(chunk)
         if refusal is not None:
             self._finish = REFUSAL
