@@ -193,7 +193,7 @@ class Ensemble:
             self._settle()
 
     def _note_failure(self, name: str, error: BaseException) -> None:
-        self._failed[name] = error
+        self._failed[name] = emptied(error)
         if isinstance(error, MemberError):
             # Of any kind: without a pause, it would be loaded again at once.
             self.breaker.failed(name, "error")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import random
 import re
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -753,6 +755,25 @@ def test_if_no_member_can_be_loaded_the_error_names_all_and_the_next_call_tries_
     assert [failure.member for failure in raised.value.failures] == ["lead", "spare"]
     spare.error_at_load = None
     assert llm.invoke("Count.").text == "a b c d e f"
+
+
+def test_a_reserve_that_cannot_be_loaded_keeps_nothing_in_memory(pair):
+    class Weights:
+        pass
+
+    halves: list[Any] = []
+
+    class Half(Loaded):
+        def probe(self) -> Any:
+            weights = Weights()
+            halves.append(weakref.ref(weights))
+            raise unreached("spare")
+
+    lead, spare = pair[0], Half("a b c d e f", name="spare", loads=[])
+    lead.fails_in = None
+    llm = led((lead, spare))
+    assert llm.invoke("Count.").text == "1 2 3 4 5 6"
+    assert until(lambda: halves and gc.collect() >= 0 and halves[0]() is None, 5)
 
 
 @pytest.mark.parametrize("kind", ["error", "overflow", "budget", "not_found"])
