@@ -1,8 +1,8 @@
 """Do several members decide better together than the best of them, after calibration?
 
 Three tasks: a choice of ten domains (CLINC150), whether an opinion of a film is positive, and how
-good a product is on a scale of three levels (both from the VADER data: sentences with the mean
-rating of people). Every member scores every question once; everything else is arithmetic on these
+good a product is on a scale of three levels (both from the VADER data: sentences with people's
+mean rating). Every member scores every question once; everything else is arithmetic on these
 scores. ``preregistration.md``, section 7, says what was decided before any sealed question was
 asked.
 
@@ -69,7 +69,7 @@ DEVELOPMENT, SEALED = "development", "sealed"
 PARTS = {DEVELOPMENT: (60, 60), SEALED: (150, 510)}
 """part -> how many examples of each task are for fitting, and how many for testing."""
 ORDERED = 60
-"""So many test questions are also asked with their labels listed in the reverse order."""
+"""This many test questions are also asked with their labels listed in reverse order."""
 TOGETHER = "together"
 
 QUESTIONS = {
@@ -197,7 +197,7 @@ class Row:
     member: str
     task: str
     id: str
-    """The example's; empty: the question without a text."""
+    """The id of the example; empty for the question without a text."""
     label: int
     fits: bool
     reversed: bool
@@ -230,7 +230,8 @@ def asked(chosen: Sequence[Example], tasks: Sequence[str]) -> list[Asked]:
 def ask_all(
     members: Mapping[str, Any], everything: Sequence[Asked], path: Path, at_once: int
 ) -> list[Row]:
-    """Let every member score everything that it has not scored yet, and store each row at once."""
+    """Let every member score everything that it has not scored yet, and store each row
+    immediately."""
     rows = rows_in(path)
     stored = {row.key for row in rows}
     for name, member in members.items():
@@ -416,7 +417,7 @@ def against(own: Sequence[Any], best: Sequence[Any], labels: Sequence[int]) -> d
 
 
 def changes(before: Sequence[Any], after: Sequence[Any]) -> dict[str, Any]:
-    """How far the probabilities of labels move."""
+    """How much the probabilities of labels change."""
     moved = [
         abs(p - q) for a, b in zip(before, after, strict=True) for p, q in zip(a, b, strict=True)
     ]
@@ -462,10 +463,12 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", choices=QUESTIONS, default=list(QUESTIONS))
     parser.add_argument("--members", nargs="+", choices=FILES, default=list(FILES))
     parser.add_argument("--threads", type=int, help="of each member (default: as many as help)")
-    parser.add_argument("--at-once", type=int, default=4, help="questions under way together")
+    parser.add_argument(
+        "--at-once", type=int, default=4, help="questions that are asked in parallel"
+    )
     parser.add_argument("--folder", type=Path, default=Path("specfuse-study"))
-    parser.add_argument("--plan", action="store_true", help="only say how long it would take")
-    parser.add_argument("--table", action="store_true", help="only show what is there")
+    parser.add_argument("--plan", action="store_true", help="only print how long it would take")
+    parser.add_argument("--table", action="store_true", help="only show the results so far")
     parser.add_argument("--out", type=Path, help="write the rows as JSON")
     options = parser.parse_args()
     if options.threads:

@@ -1,8 +1,8 @@
 """Are merged answers better than the lead's own, and do other members add anything to samples of
 the lead?
 
-Three ways to answer the same questions (``programs.py``, ``rules.py``, ``sources.py``, and GSM8K's of
-``questions.py``): the lead alone; *self-fusion*, in which the lead reads three samples of its own
+Three ways to answer the same questions (of ``programs.py``, ``rules.py`` and ``sources.py``, and
+those of GSM8K in ``questions.py``): the lead alone; *self-fusion*, in which the lead reads three samples of its own
 and writes the final answer; and *fusion*, in which it reads its own answer and those of two smaller
 members. ``preregistration.md``, section 8, says what was decided before any sealed question was
 asked in this way.
@@ -57,8 +57,7 @@ FILES = (QWEN, SMOLLM2, GEMMA)
 COUNT = 60
 """Sealed questions of each set."""
 SECONDS = {LEAD: 8.0, SELF_FUSION: 34.0, FUSION: 22.0}
-"""About how long a question takes on one idle core. The mean of the answers replaces it once there
-are some."""
+"""About how long a question takes on one idle core. The mean over the stored answers replaces it."""
 
 
 def problems(part: str, folder: Path) -> list[Case]:
@@ -163,7 +162,8 @@ def ask(
     questions: Sequence[tuple[str, Case]],
     path: Path,
 ) -> list[Answer]:
-    """Answer every question in every way that has no answer yet, and store each answer at once."""
+    """Answer every question in every way that has no answer yet, and store each answer
+    immediately."""
     answers = answers_in(path)
     stored = {(item.way, item.question) for item in answers}
     for way in ways:
@@ -265,7 +265,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, help="of each member (default: as many as help)")
     parser.add_argument("--folder", type=Path, default=Path("specfuse-study"))
     parser.add_argument("--plan", action="store_true", help="only say how long it would take")
-    parser.add_argument("--table", action="store_true", help="only show what is there")
+    parser.add_argument("--table", action="store_true", help="only show the results so far")
     parser.add_argument("--out", type=Path, help="write the rows as JSON")
     options = parser.parse_args()
     if options.threads:

@@ -72,7 +72,7 @@ def math(folder: Path) -> list[Question]:
 
 
 def gsm8k(folder: Path) -> list[Question]:
-    """The published problems among them."""
+    """The published problems of GSM8K."""
     lines = (folder / "gsm8k-train-sample.jsonl").read_text().splitlines()
     ones = [json.loads(line) for line in lines]
     return [_problem(f"gsm8k {n}", one["question"], one["answer"]) for n, one in enumerate(ones)]

@@ -2,8 +2,9 @@
 ones.
 
 ``specialists``: the members of ``specialists.py``. Each answers development questions alone; the
-router is made from their marks. What each member answers to the sealed questions alone is stored in
-``specialists.json``, so the router's choice there is looked up, and no sealed question is asked.
+router is made from their marks. Each member's own answers to the sealed questions are stored in
+``specialists.json``, so those of the members that the router chooses are looked up, and no sealed
+question is asked.
 ``mixed``: three real models of different size on the questions of ``fusion.py``, which are asked here:
 each member alone, the development part and the sealed part.
 
@@ -43,15 +44,15 @@ from langchain_specfuse.evaluation.running import Progress
 
 STUDIES = Path(__file__).resolve().parent
 WAYS = 4
-"""What the gate divides its level by: the doctor compares the lead with about as many ways."""
+"""What the gate divides its level by: the doctor compares the lead with about this many ways."""
 WORLDS: Mapping[str, Sequence[str]] = {"lora": ("lora-1",), "tiny": ("vague-2", "misled-2")}
 """Worlds of ``specialists.json``."""
 QUESTIONS = {
     "lora": {"members": "lora", "seed": 0, "singles": 20, "mixed": 12},
     "tiny": {"members": "tiny", "seed": 102, "singles": 40, "mixed": 24},
 }
-"""Which questions the routers are made from: their seed is not that of any sealed question, and
-those of adapters are of the tuning part."""
+"""The questions that the routers are made from: no sealed question was drawn with these seeds, and
+the questions for the adapters belong to the tuning part."""
 DEVELOPMENT_COUNT, SEALED_COUNT = 40, 60
 """Questions of each set of ``fusion.py``, at most."""
 
@@ -135,7 +136,7 @@ def best_of(alone: Mapping[str, Sequence[Graded]]) -> str:
 
 
 def lead_of(router: Router | None, turns: Sequence[Turn], best: str) -> str:
-    """Who leads a question: the best single member if the gate is closed."""
+    """The member that leads a question: the best single member if the gate is closed."""
     if router is None:
         return best
     return routed(router, turns).lead or best
@@ -259,7 +260,9 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="the folder of the sets that are not made here")
     parser.add_argument("--folder", type=Path, default=Path("specfuse-study/routing"))
     parser.add_argument("--threads", type=int, default=1, help="of each member")
-    parser.add_argument("--at-once", type=int, default=1, help="questions under way together")
+    parser.add_argument(
+        "--at-once", type=int, default=1, help="questions that are asked in parallel"
+    )
     parser.add_argument("--table", action="store_true", help="also show the sealed part")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = str(options.threads)

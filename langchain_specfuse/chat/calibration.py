@@ -185,11 +185,13 @@ def _check_router(router: Router, members: Iterable[str]) -> None:
     """Raise ``ValueError`` for a router that cannot predict for these members."""
     features = "embeddings" if router.embeddings else N_GRAMS
     if router.features != features:
-        raise ValueError(f"its router has the features {router.features!r}, not {features!r}")
+        raise ValueError(
+            f"the features of its router must be {features!r}, got {router.features!r}"
+        )
     if set(router.shares) != set(members):
         raise ValueError("its router was made for other members")
     if any(len(row) != len(router.shares) for row in router.weights.values()):
-        raise ValueError("its router must have a weight for each member in each row")
+        raise ValueError("each row of its router must have a weight for each member")
     rows = [router.shares.values(), *router.weights.values()]
     if not all(math.isfinite(number) for row in rows for number in row):
         raise ValueError("the shares and weights of its router must be finite numbers")

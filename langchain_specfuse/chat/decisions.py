@@ -190,7 +190,7 @@ def _label_question(name: str, question: Any) -> LabelQuestion:
     error = UsageError(
         f"question {name!r} must be a Choice, a Noul or a Score, got {type(question).__name__}"
     )
-    raise advised(error, "the members read text: they cannot find places in images")
+    raise advised(error, "members read only text, so they cannot find anything in an image")
 
 
 def text_of(state: Any) -> str:
@@ -224,11 +224,9 @@ def _content(value: Any) -> str:
             raise
         except (TypeError, ValueError, RecursionError) as error:
             wrong = UsageError(
-                f"a decision is about text, messages or JSON, got {type(value).__name__}: {error}"
+                f"the state must be text, messages or JSON, got {type(value).__name__}: {error}"
             )
-            raise advised(
-                wrong, "turn it into text, or into a dict of texts and numbers"
-            ) from error
+            raise advised(wrong, "convert it to text, or to a dict of texts and numbers") from error
     refuse_broken(value)
     return str(value)
 
@@ -254,8 +252,8 @@ def _message_text(message: BaseMessage) -> str:
 
 
 def _not_text(kind: Any) -> UsageError:
-    error = UsageError(f"a decision is about text, got a block of type {kind!r}")
-    return advised(error, "describe it in words")
+    error = UsageError(f"the state of a decision must be text, got a block of type {kind!r}")
+    return advised(error, "describe its content in words")
 
 
 # --- answers --------------------------------------------------------------------------------------

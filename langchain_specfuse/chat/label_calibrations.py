@@ -29,7 +29,7 @@ def read_labels(path: str | Path, members: Sequence[str]) -> list[LabelCalibrati
         if not calibrations:
             raise KeyError(KEY)
     except KeyError as error:
-        unfit = UsageError(f"calibration {str(path)!r} cannot be read: there is no {error}")
+        unfit = UsageError(f"calibration {str(path)!r} cannot be read: it has no key {error}")
         raise advised(unfit, ADVICE) from error
     except UNREADABLE as error:
         unreadable = UsageError(f"calibration {str(path)!r} cannot be read: {error}")

@@ -344,8 +344,8 @@ def _calibration_for(
             return calibration
     if calibrations:
         warnings.warn(
-            f"the calibration has no labels {', '.join(question.labels)}: the question is answered "
-            "without it",
+            f"the calibration has no entry for the labels {', '.join(question.labels)}: the "
+            "question is answered without it",
             stacklevel=2,
         )
     return None

@@ -33,8 +33,9 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--decisions",
         metavar="FILE",
-        help="instead: JSONL with input and label, 20 lines or more; fits a bias for each label, a "
-        "temperature and the members' weights, for SpecFuseDecisionModel(calibration=FILE)",
+        help="fit decisions to labelled examples instead: JSONL with input and label, 20 lines or "
+        "more; fits a bias for each label, a temperature and the members' weights, for "
+        "SpecFuseDecisionModel(calibration=FILE)",
     )
     parser.add_argument(
         "--out",
@@ -85,7 +86,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> bool:
     if arguments.calibration and diagnosis.calibration:
         diagnosis.calibration.save(arguments.calibration)
     elif arguments.calibration:
-        say(f"{arguments.calibration} is not written: it needs two members that load")
+        say(f"{arguments.calibration} is not written: it needs two members that can be loaded")
     print(json.dumps(content) if arguments.json else text(diagnosis), file=out)
     bad = any(finding.verdict == "bad" for finding in diagnosis.findings)
     return not bad and any(not graded.error for graded in diagnosis.results)
@@ -102,14 +103,14 @@ def _check(arguments: argparse.Namespace) -> None:
     if arguments.decisions and (arguments.prompts or arguments.grader):
         raise advised(
             UsageError("--decisions takes neither --prompts nor --grader"),
-            "run the doctor twice; both can write the same calibration file",
+            "run the doctor twice; both runs can write to the same calibration file",
         )
     if arguments.grader and not arguments.prompts:
         raise advised(
             UsageError("--grader is for --prompts"), "the built-in prompts have their own graders"
         )
     if arguments.profile is not None:
-        error = UsageError(f"--profile {arguments.profile}: the doctor has no --profile any more")
+        error = UsageError(f"--profile {arguments.profile}: the doctor no longer has --profile")
         raise advised(error, f"use --calibration {arguments.profile}")
     file = arguments.calibration
     if file and not Path(file).absolute().parent.is_dir():

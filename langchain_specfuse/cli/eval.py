@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 GRADERS = "exact, number, contains, regex, choice, or FILE.py:FUNCTION"
 SYSTEMS = ("singles", "ensemble", "fusion")
-_RENAMED = {"synthesis": "it is called fusion now"}
+_RENAMED = {"synthesis": "it is now called fusion"}
 
 
 def parser() -> argparse.ArgumentParser:

@@ -80,7 +80,7 @@ class Watch:
                 try:
                     call.on_silence()
                 except BaseException:
-                    log.exception("a member without a sign of life could not be given up")
+                    log.exception("could not give up a member without a sign of life")
             del silent
             call = None  # type: ignore[assignment]
 

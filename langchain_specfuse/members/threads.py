@@ -64,7 +64,9 @@ def note_sign(ahead_s: float = 0.0) -> None:
     if call is None:
         return
     if call.is_late:
-        raise MemberError("it was given up before this arrived", kind="timeout")
+        raise MemberError(
+            "the request was given up before this part of its reply arrived", kind="timeout"
+        )
     call.sign = time.monotonic() + ahead_s
 
 
@@ -108,7 +110,7 @@ class _Calls:
         name = self._member.name
         late = _LATE.get(self._member, 0)
         if job.silence_s is not None and late >= self._member.max_concurrency:
-            message = f"{amount(late, 'earlier request')} without a token have not ended"
+            message = f"still waiting for {amount(late, 'earlier request')} without a reply"
             self._replies[at] = Failure("timeout", message)
             return
         call = _Call(at, job)

@@ -282,7 +282,9 @@ def test_weights_decide_how_much_a_member_counts(tmp_path):
 def test_other_labels_are_decided_without_the_calibration_and_with_a_warning(tmp_path):
     path = written(tmp_path / "c.json", sales=50.0)
     model = SpecFuseDecisionModel(members=[knows()], calibration=path)
-    with pytest.warns(UserWarning, match="the calibration has no labels billing, sales"):
+    with pytest.warns(
+        UserWarning, match="the calibration has no entry for the labels billing, sales"
+    ):
         answer = team(model, criteria={"billing": None, "sales": None})
     assert answer.choice == "billing"
 

@@ -131,10 +131,10 @@ def test_requests_that_hang_do_not_pile_up(hanging: Any) -> None:
     for _ in range(2):
         assert replies_of(member, [asking("hang")], silence_s=0.1)[0].kind == "timeout"
     (refused,) = replies_of(member, [asking("hang")])
-    assert refused == Failure("timeout", "2 earlier requests without a token have not ended")
+    assert refused == Failure("timeout", "still waiting for 2 earlier requests without a reply")
     namesake = ChatModelMember(hanging(), name="pile", max_concurrency=2)
     (reply,) = replies_of(namesake, [asking("Why?")])
-    assert isinstance(reply, Draft), "requests of another member say nothing about this one"
+    assert isinstance(reply, Draft), "requests of another member do not count"
     assert len(threads_of("pile")) == 2
     member.model.go.set()
     assert until(lambda: not threads_of("pile"))

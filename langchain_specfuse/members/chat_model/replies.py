@@ -89,7 +89,9 @@ class Reply:
         finally:
             chunks.close()  # type: ignore[attr-defined]
         if chunk is None and self._needs_reason and not self._finish:
-            raise MemberError("its reply broke off: it ended without a reason", member=self._member)
+            raise MemberError(
+                "its reply broke off: it ended without a finish reason", member=self._member
+            )
         if not self._begun:
             yield self._thought_alone()
         if self._finish == REFUSAL:
