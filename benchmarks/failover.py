@@ -45,7 +45,7 @@ from langchain_specfuse.core.values import Turn
 from langchain_specfuse.demo import SMOLLM2
 from langchain_specfuse.engine import Ensemble
 from langchain_specfuse.members.llamacpp.threads import most_threads
-from tests.members.mortal_server import MortalServer
+from tests.members.failing_server import FailingServer
 
 MEASURES = ("core/rounds.py", "engine/drive.py", "engine/ensemble.py", "members/local")
 """The parts of the package that decide these figures."""
@@ -129,10 +129,10 @@ def cost(lead: Any, reserve: Any, repeats: int, tokens: int) -> dict[str, Any]:
 
 def hosted(repeats: int) -> dict[str, Any]:
     """Seconds from a break of the connection to the next text, with and without the trial."""
-    first = MortalServer("a", dies_after=20, first_s=FIRST_S, word_s=WORD_S, words=30)
-    second = MortalServer("b", first_s=FIRST_S, word_s=WORD_S, words=30)
+    first = FailingServer("a", fails_after=20, first_s=FIRST_S, word_s=WORD_S, words=30)
+    second = FailingServer("b", first_s=FIRST_S, word_s=WORD_S, words=30)
 
-    def member(server: MortalServer) -> ChatModelMember:
+    def member(server: FailingServer) -> ChatModelMember:
         model = ChatOpenAI(model="m", base_url=server.url, api_key="none", max_retries=0)
         return ChatModelMember(model, name=server.name)
 
@@ -146,7 +146,7 @@ def hosted(repeats: int) -> dict[str, Any]:
             )
             for chunk in llm.stream("Count."):
                 if second.name in chunk.text:
-                    seconds.append(time.perf_counter() - first.died_at)
+                    seconds.append(time.perf_counter() - first.failed_at)
                     break
     finally:
         first.stop()

@@ -1,4 +1,4 @@
-"""A member that leads dies: another one continues its answer, in mid-sentence."""
+"""A member that leads fails, and another one continues its answer, in mid-sentence."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from langchain_specfuse import (
 )
 from langchain_specfuse.engine import breaker
 from tests.members import tiny
-from tests.members.mortal_server import MortalServer
+from tests.members.failing_server import FailingServer
 
 from .conftest import BLUE, LIMIT_S, GatedMember, joined, until
 
 WORDS = 24
-"""The length of a script of the random deaths."""
+"""The length of a script in which random failures happen."""
 LATE_S = 0.25
 """The limit after which a hung member is late."""
 
@@ -50,17 +50,17 @@ class StatusError(Exception):
         self.status_code = status
 
 
-class Mortal(BaseChatModel):
+class FailingModel(BaseChatModel):
     """A chat model that writes its name and the number of each word, continues the text of others
-    at the next number, and dies after some words in all."""
+    at the next number, and fails after some words in all."""
 
     called: str = "a"
-    dies_after: int | None = None
-    """After this many words of its own; None: it does not die."""
+    fails_after: int | None = None
+    """After this many words of its own; None: it does not fail."""
     how: str = "raise"
     """``raise``, ``hang``, ``cut`` (its last word is not complete), or the status of an error."""
     spared: int = 0
-    """Answers that it completes before it may die."""
+    """Answers that it completes before it may fail."""
     words: int = WORDS
     thought: str = ""
     asked: list[Any] = []  # noqa: RUF012 (a field)
@@ -68,7 +68,7 @@ class Mortal(BaseChatModel):
 
     @property
     def _llm_type(self) -> str:
-        return "mortal"
+        return "failing"
 
     def _generate(self, *_: Any, **__: Any) -> ChatResult:
         raise NotImplementedError
@@ -85,17 +85,17 @@ class Mortal(BaseChatModel):
             texts = ["six,", "five,", "four"]
         else:
             texts = [f"{self.called}{number}" for number in range(first, self.words)]
-        if self.dies_after == 0 and self._may_die():
-            self._die()
+        if self.fails_after == 0 and self._may_fail():
+            self._fail()
         if self.thought and not is_trial:
             reasoning = [{"type": "reasoning", "reasoning": self.thought}]
             yield ChatGenerationChunk(message=AIMessageChunk(reasoning))
         for at, text in enumerate(texts):
-            if self.dies_after is not None and not is_trial and at == self.dies_after:
+            if self.fails_after is not None and not is_trial and at == self.fails_after:
                 if self.how == "cut":
                     yield self._chunk(f" {text}"[:2])
-                if self._may_die():
-                    self._die()
+                if self._may_fail():
+                    self._fail()
             yield self._chunk(text if at + first == 0 else f" {text}")
         yield ChatGenerationChunk(
             message=AIMessageChunk("", response_metadata={"finish_reason": "stop"})
@@ -104,10 +104,10 @@ class Mortal(BaseChatModel):
     def _chunk(self, text: str) -> ChatGenerationChunk:
         return ChatGenerationChunk(message=AIMessageChunk(text))
 
-    def _may_die(self) -> bool:
+    def _may_fail(self) -> bool:
         return len(self.asked) > self.spared
 
-    def _die(self) -> None:
+    def _fail(self) -> None:
         if self.how == "hang":
             self.released.wait(LIMIT_S)
         if self.how.isdigit():
@@ -115,12 +115,14 @@ class Mortal(BaseChatModel):
         raise ConnectionError("peer closed connection without sending complete message body")
 
 
-def mortals(*plans: tuple[int | None, str], **options: Any) -> list[ChatModelMember]:
-    """Members a, b, c ... with these deaths."""
+def failing_members(*plans: tuple[int | None, str], **options: Any) -> list[ChatModelMember]:
+    """Members a, b, c ... that fail in these ways."""
     released = threading.Event()
     return [
         ChatModelMember(
-            Mortal(called=name, dies_after=after, how=how, asked=[], released=released, **options),
+            FailingModel(
+                called=name, fails_after=after, how=how, asked=[], released=released, **options
+            ),
             name=name,
         )
         for name, (after, how) in zip("abcdef", plans, strict=False)
@@ -141,18 +143,18 @@ def writers(text: str) -> str:
     return re.sub(r"(.)\1+", r"\1", "".join(word[0] for word in text.split()))
 
 
-# --- random deaths --------------------------------------------------------------------------------
+# --- random failures --------------------------------------------------------------------------------
 
-DEATHS = ("raise", "raise", "cut", "500", "429", "401", "hang")
+FAILURES = ("raise", "raise", "cut", "500", "429", "401", "hang")
 
 
 def fate(seed: int) -> tuple[list[tuple[int | None, str]], int]:
-    """The deaths of one to three members, and the length of segments."""
+    """The failures of one to three members, and the length of segments."""
     random_ = random.Random(seed)
     plans: list[tuple[int | None, str]] = []
     for _ in range(random_.randint(1, 3)):
-        dies = random_.random() < 0.7
-        plans.append((random_.randint(0, WORDS - 1) if dies else None, random_.choice(DEATHS)))
+        fails = random_.random() < 0.7
+        plans.append((random_.randint(0, WORDS - 1) if fails else None, random_.choice(FAILURES)))
     return plans, random_.choice([1, 4, 64])
 
 
@@ -175,12 +177,12 @@ def streamed(llm: SpecFuseChatModel, way: str) -> tuple[list[AIMessageChunk], En
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_an_answer_is_whole_whoever_dies_and_however(seed):
+def test_an_answer_is_complete_whichever_members_fail_and_however(seed):
     plans, length = fate(seed)
     limit = LATE_S if any(how == "hang" for _, how in plans) else None
     texts = []
     for way in ("stream", "astream"):
-        members = mortals(*plans)
+        members = failing_members(*plans)
         llm = SpecFuseChatModel(members=members, segment_tokens=length, member_timeout=limit)
         chunks, error = streamed(llm, way)
         text = "".join(chunk.text for chunk in chunks)
@@ -210,12 +212,12 @@ def test_an_answer_is_whole_whoever_dies_and_however(seed):
 
 
 @pytest.fixture
-def hosted() -> Iterator[Callable[..., tuple[ChatModelMember, MortalServer]]]:
+def hosted() -> Iterator[Callable[..., tuple[ChatModelMember, FailingServer]]]:
     """Return a factory of ChatOpenAI members, each with a server of its own."""
-    servers: list[MortalServer] = []
+    servers: list[FailingServer] = []
 
-    def make(name: str, **options: Any) -> tuple[ChatModelMember, MortalServer]:
-        servers.append(MortalServer(name, **options))
+    def make(name: str, **options: Any) -> tuple[ChatModelMember, FailingServer]:
+        servers.append(FailingServer(name, **options))
         model = ChatOpenAI(model="m", base_url=servers[-1].url, api_key="none", max_retries=0)
         return ChatModelMember(model, name=name), servers[-1]
 
@@ -235,7 +237,7 @@ def umlauts(text: str) -> list[int]:
     [("cut", 0), ("cut", 7), ("hang", 7), ("500", 0), ("429", 0), ("401", 0)],
 )
 def test_a_provider_that_breaks_off_is_replaced_in_mid_sentence(hosted, how, after, length):
-    (first, dying), (second, other) = hosted("a", dies_after=after, how=how), hosted("b")
+    (first, failing), (second, other) = hosted("a", fails_after=after, how=how), hosted("b")
     limit = 1.0 if how == "hang" else None
     llm = SpecFuseChatModel(
         members=[first, second], segment_tokens=length, member_timeout=limit, max_tokens=200
@@ -245,13 +247,13 @@ def test_a_provider_that_breaks_off_is_replaced_in_mid_sentence(hosted, how, aft
     assert umlauts(text) == list(range(24))
     assert writers(text) in ("ab", "b") and len(other.asked) == 1
     begun = [message["content"] for message in other.asked[0]["messages"][1:]]
-    assert text.startswith("".join(begun)) and len(dying.asked) == 1
+    assert text.startswith("".join(begun)) and len(failing.asked) == 1
     (left,) = joined(chunks).response_metadata["specfuse"]["exits"]
     assert left["member"] == "a" and left["kind"] == ("timeout" if how == "hang" else "error")
 
 
 def test_a_reply_that_ends_without_a_reason_has_broken_off_if_others_gave_one(hosted):
-    (first, _), (second, other) = hosted("a", dies_after=7, how="end", spared=1), hosted("b")
+    (first, _), (second, other) = hosted("a", fails_after=7, how="end", spared=1), hosted("b")
     llm = SpecFuseChatModel(members=[first, second], segment_tokens=4)
     assert writers(llm.invoke("Count.").text) == "a" and other.asked == []
     message = llm.invoke("Count again.")
@@ -323,8 +325,8 @@ def test_an_object_that_is_cut_in_its_middle_is_completed(fails_in, length):
     assert exits(found["raw"]) == (["lead"] if members[0].draft_calls >= fails_in else [])
 
 
-class Writer(Mortal):
-    """Writes a script in pieces of up to four characters, and dies after some of them."""
+class Writer(FailingModel):
+    """Writes a script in pieces of up to four characters, and fails after some of them."""
 
     script: str = ""
 
@@ -337,7 +339,7 @@ class Writer(Mortal):
         begun = messages[-1].text if isinstance(messages[-1], AIMessage) else ""
         rest = self.script.removeprefix(begun)
         for at, piece in enumerate(re.findall(r"\s*\S{1,4}|\s+$", rest)):
-            if at == self.dies_after:
+            if at == self.fails_after:
                 raise ConnectionError("cut")
             yield self._chunk(piece)
         yield ChatGenerationChunk(
@@ -345,20 +347,20 @@ class Writer(Mortal):
         )
 
 
-def written(script: str, dies_after: int, length: int) -> SpecFuseChatModel:
-    """Two chat models with the same script, the first of which dies."""
-    models = [Writer(script=script, dies_after=dies_after), Writer(script=script)]
+def written(script: str, fails_after: int, length: int) -> SpecFuseChatModel:
+    """Two chat models with the same script, the first of which fails."""
+    models = [Writer(script=script, fails_after=fails_after), Writer(script=script)]
     members = [ChatModelMember(model, name=name) for model, name in zip(models, "ab", strict=True)]
     return SpecFuseChatModel(members=members, segment_tokens=length)
 
 
 @pytest.mark.parametrize("length", [1, 4, 64])
-@pytest.mark.parametrize("dies_after", range(0, 25, 2))
-def test_a_chat_model_completes_what_another_one_wrote_of_an_object_or_a_call(dies_after, length):
+@pytest.mark.parametrize("fails_after", range(0, 25, 2))
+def test_a_chat_model_completes_what_another_one_wrote_of_an_object_or_a_call(fails_after, length):
     text = json.dumps(CALL, ensure_ascii=False)
-    booker = written(text, dies_after, length).with_structured_output(Booking)
+    booker = written(text, fails_after, length).with_structured_output(Booking)
     assert booker.invoke("Book.").model_dump() == CALL
-    llm = written(ScriptedMember.call("book", **CALL), dies_after, length)
+    llm = written(ScriptedMember.call("book", **CALL), fails_after, length)
     (call,) = llm.bind_tools([book]).invoke("Book.").tool_calls
     assert call["args"] == CALL
 
@@ -377,14 +379,14 @@ def test_an_object_stays_valid_where_a_model_with_other_tokens_takes_over(fails_
     drafts = 0
     draft = lead.draft
 
-    def dying(jobs: Any) -> Any:
+    def fails(jobs: Any) -> Any:
         nonlocal drafts
         drafts += 1
         if drafts == fails_in:
             raise RuntimeError("device lost")
         return draft(jobs)
 
-    monkeypatch.setattr(lead, "draft", dying)
+    monkeypatch.setattr(lead, "draft", fails)
     llm = SpecFuseChatModel(members=[lead, spare], segment_tokens=1, lead=lead.name)
     found = llm.with_structured_output(Choice, include_raw=True).invoke("Choose.")
     assert isinstance(found["parsed"], Choice) and found["parsing_error"] is None
@@ -407,7 +409,7 @@ def test_log_probabilities_are_those_of_each_segments_writer():
 
 
 def test_reasoning_of_the_lead_is_shown_and_that_of_its_successor_does_not_break_the_answer():
-    thinking = mortals((9, "raise"), (None, ""))
+    thinking = failing_members((9, "raise"), (None, ""))
     thinking[0].model.thought = thinking[1].model.thought = "let me see"
     llm = SpecFuseChatModel(members=thinking, segment_tokens=4, reasoning=True)
     message = joined(list(llm.stream("Count.")))
@@ -416,8 +418,8 @@ def test_reasoning_of_the_lead_is_shown_and_that_of_its_successor_does_not_break
     assert numbers(message.text) == list(range(WORDS))
 
 
-def test_checks_pass_every_word_of_both_writers():
-    first, second = mortals((9, "raise"), (None, ""))
+def test_every_word_of_both_writers_has_passed_the_checks():
+    first, second = failing_members((9, "raise"), (None, ""))
     seen: list[str] = []
 
     def odd(text: str) -> str | None:
@@ -432,7 +434,7 @@ def test_checks_pass_every_word_of_both_writers():
     assert writers(message.text) == "ab" and message.text in seen
 
 
-def test_a_reserve_writes_what_the_redrafts_of_the_lead_could_not():
+def test_a_reserve_writes_where_no_redraft_of_the_lead_passes():
     members = [
         ScriptedMember("one two bad four five", name="lead"),
         ScriptedMember("1 2 3 4 5", name="spare"),
@@ -445,8 +447,8 @@ def test_a_reserve_writes_what_the_redrafts_of_the_lead_could_not():
     assert members[1].draft_calls >= 1
 
 
-def test_the_reserve_of_a_spent_budget_sends_no_request():
-    first, second = mortals((9, "raise"), (None, ""))
+def test_a_reserve_sends_no_request_once_the_budget_is_spent():
+    first, second = failing_members((9, "raise"), (None, ""))
     llm = SpecFuseChatModel(members=[first, second], segment_tokens=4, max_calls=1)
     with pytest.raises(EnsembleError, match=r"a \(error\).*b \(budget\)") as raised:
         llm.invoke("Count.")
@@ -454,7 +456,7 @@ def test_the_reserve_of_a_spent_budget_sends_no_request():
 
 
 def test_a_reserve_in_this_process_costs_no_budget():
-    (first,) = mortals((9, "raise"))
+    (first,) = failing_members((9, "raise"))
     second = ScriptedMember(" ".join(f"s{n}" for n in range(WORDS)), name="spare")
     llm = SpecFuseChatModel(members=[first, second], segment_tokens=4, max_calls=1, lead="a")
     assert numbers(llm.invoke("Count.").text) == list(range(WORDS))
@@ -464,7 +466,7 @@ def test_a_reserve_in_this_process_costs_no_budget():
 
 
 @pytest.mark.parametrize("refusals", ["outvoted", "any"])
-def test_the_refusal_of_a_lead_is_the_answer(refusals):
+def test_a_refusal_of_the_lead_is_the_answer(refusals):
     spare = ScriptedMember("With a hairpin.", name="spare")
     members = [ScriptedMember(ScriptedMember.refusal("No."), name="lead"), spare]
     message = SpecFuseChatModel(members=members, lead="lead", refusals=refusals).invoke("How?")
@@ -486,10 +488,10 @@ def test_the_reserve_answers_what_the_lead_refuses_if_refusals_are_ignored():
 # --- under way ------------------------------------------------------------------------------------
 
 
-def test_departures_are_in_metadata_events_and_traces():
+def test_exits_are_in_metadata_events_and_traces():
     left: list[Any] = []
     handler = SpecFuseCallbackHandler(on_exit=left.append)
-    first, second, third = mortals((9, "raise"), (5, "429"), (None, ""))
+    first, second, third = failing_members((9, "raise"), (5, "429"), (None, ""))
     llm = SpecFuseChatModel(members=[first, second, third], segment_tokens=4)
     message = llm.invoke("Count.", {"callbacks": [handler]})
     assert [(event.member, event.kind) for event in left] == [("a", "error"), ("b", "error")]
@@ -528,8 +530,8 @@ async def test_a_task_can_be_cancelled_while_a_reserve_is_loaded(pair):
 
 
 @pytest.mark.parametrize("way", ["batch", "abatch"])
-def test_a_lead_that_dies_under_twenty_answers_costs_none_of_them(way):
-    first, second = mortals((9, "raise"), (None, ""), spared=7)
+def test_a_lead_that_fails_during_twenty_answers_loses_none_of_them(way):
+    first, second = failing_members((9, "raise"), (None, ""), spared=7)
     llm = SpecFuseChatModel(members=[first, second], segment_tokens=4)
     questions = [f"Count. {number}" for number in range(20)]
     if way == "batch":
@@ -566,7 +568,7 @@ def test_in_a_later_turn_of_an_agent_the_reserve_is_asked_nothing(now):
 
 
 class Now:
-    """A clock for the circuit breakers, which moves when it is told to."""
+    """A clock for the circuit breakers that the tests move."""
 
     def __init__(self) -> None:
         self.seconds = 1000.0
@@ -583,7 +585,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> Now:
 
 
 def test_the_next_answers_begin_with_the_reserve_until_the_pause_is_over(now):
-    first, second = mortals((5, "raise"), (None, ""))
+    first, second = failing_members((5, "raise"), (None, ""))
     llm = SpecFuseChatModel(members=[first, second], segment_tokens=4)
     assert writers(llm.invoke("Count.").text) == "ab" and len(requests(first)) == 1
     for _ in range(3):
@@ -594,18 +596,18 @@ def test_the_next_answers_begin_with_the_reserve_until_the_pause_is_over(now):
     assert writers(llm.invoke("Count.").text) == "ab" and len(requests(first)) == 2
     now.seconds += breaker.FIRST_PAUSE_S
     assert writers(llm.invoke("Count.").text) == "b", "the second pause is twice as long"
-    first.model.dies_after = None
+    first.model.fails_after = None
     now.seconds += breaker.FIRST_PAUSE_S
     for _ in range(2):
         assert writers(llm.invoke("Count.").text) == "a", "it has recovered"
 
 
 def test_one_answer_tries_a_member_again_while_others_go_on_with_the_reserve(now):
-    first, second = mortals((5, "raise"), (None, ""))
+    first, second = failing_members((5, "raise"), (None, ""))
     llm = SpecFuseChatModel(members=[first, second], segment_tokens=4)
     llm.invoke("Count.")
     now.seconds += breaker.FIRST_PAUSE_S
-    first.model.dies_after, first.model.how = 0, "hang"
+    first.model.fails_after, first.model.how = 0, "hang"
     texts: list[str] = []
     trying = threading.Thread(target=lambda: texts.append(llm.invoke("Count.").text))
     trying.start()
@@ -616,7 +618,7 @@ def test_one_answer_tries_a_member_again_while_others_go_on_with_the_reserve(now
     assert [writers(text) for text in texts] == ["b"] and len(requests(first)) == 2
 
 
-def test_a_refusal_or_a_full_context_says_nothing_about_the_member(now):
+def test_a_refusal_or_a_full_context_causes_no_pause(now):
     first = ScriptedMember("one two three four five six", name="first", max_context=4)
     second = ScriptedMember("1 2 3 4 5 6", name="second")
     llm = SpecFuseChatModel(members=[first, second], segment_tokens=2, lead="first")
@@ -628,17 +630,17 @@ PIXEL = {"type": "image", "base64": "aGk=", "mime_type": "image/png"}
 
 
 def test_a_reserve_that_cannot_read_an_image_does_not_lead_while_the_lead_pauses(now):
-    (first,) = mortals((5, "raise"))
+    (first,) = failing_members((5, "raise"))
     blind = ScriptedMember("1 2 3 4 5 6 7 8", name="blind")
     llm = SpecFuseChatModel(members=[first, blind], lead="a", segment_tokens=4)
     llm.invoke("Count.")
     assert llm.invoke("Count.").text == blind.answer
-    first.model.dies_after = None
+    first.model.fails_after = None
     assert writers(llm.invoke([("user", [PIXEL])]).text) == "a"
 
 
 def test_a_lead_that_cannot_read_an_image_is_an_error():
-    (second,) = mortals((None, ""))
+    (second,) = failing_members((None, ""))
     llm = SpecFuseChatModel(members=[ScriptedMember("1", name="blind"), second], lead="blind")
     with pytest.raises(UsageError, match="blind cannot read"):
         llm.invoke([("user", [PIXEL])])
@@ -647,7 +649,7 @@ def test_a_lead_that_cannot_read_an_image_is_an_error():
 
 @pytest.mark.parametrize("how", ["raise", "429"])
 def test_a_lead_with_a_full_context_ends_the_answer_even_if_its_reserve_fails(how):
-    (second,) = mortals((0, how))
+    (second,) = failing_members((0, how))
     first = ScriptedMember("one two three four five six", name="first", max_context=4)
     llm = SpecFuseChatModel(members=[first, second], segment_tokens=2, lead="first")
     message = llm.invoke("Count.")
@@ -656,7 +658,7 @@ def test_a_lead_with_a_full_context_ends_the_answer_even_if_its_reserve_fails(ho
 
 
 def test_a_reserve_that_cannot_read_the_conversation_is_passed_over_and_does_not_pause(now):
-    first, second = mortals((9, "raise"), (None, ""))
+    first, second = failing_members((9, "raise"), (None, ""))
     blind = ScriptedMember("1 2 3", name="blind")
     llm = SpecFuseChatModel(members=[first, blind, second], lead="a", segment_tokens=4)
     message = llm.invoke([("user", [PIXEL])])
@@ -713,7 +715,7 @@ def test_an_answer_begins_before_its_reserve_is_loaded_and_waits_for_it_only_if_
     assert "".join(chunk.text for chunk in stream) == " c d e f"
 
 
-def test_a_reserve_that_cannot_be_loaded_is_reported_and_disturbs_no_answer(pair, caplog):
+def test_a_reserve_that_cannot_be_loaded_is_reported_and_affects_no_answer(pair, caplog):
     lead, spare = pair
     lead.fails_in = None
     spare.error_at_load = unreached("spare")
@@ -740,7 +742,7 @@ def test_a_lead_that_cannot_be_loaded_is_replaced_and_leads_once_it_can(pair, no
     assert until(lambda: llm.invoke("Count.").text == "1 2 3 4 5 6")
 
 
-def test_wrong_settings_of_the_lead_are_an_error_at_once(pair):
+def test_wrong_settings_of_the_lead_raise_an_error_immediately(pair):
     pair[0].error_at_load = UsageError("no such file: lead.gguf")
     with pytest.raises(UsageError, match=r"lead\.gguf"):
         led(pair).invoke("Count.")
@@ -802,7 +804,7 @@ def test_a_member_that_cannot_start_to_load_early_keeps_no_other_from_loading(pa
 
 
 def test_if_all_members_fail_the_error_names_them_in_order():
-    members = mortals((5, "raise"), (3, "500"), (0, "401"))
+    members = failing_members((5, "raise"), (3, "500"), (0, "401"))
     with pytest.raises(EnsembleError, match=r"a \(error\).*b \(error\).*c \(error\)") as raised:
         SpecFuseChatModel(members=members, segment_tokens=1).invoke("Count.")
     assert [failure.member for failure in raised.value.failures] == ["a", "b", "c"]

@@ -63,7 +63,7 @@ def test_every_way_to_ask_gives_the_same_answer(way: str) -> None:
     assert until(lambda: free(llm))
 
 
-def test_the_final_answer_streams_in_segments_and_the_others_are_no_part_of_it() -> None:
+def test_the_final_answer_streams_in_segments_and_contains_none_of_the_others() -> None:
     texts = [chunk.text for chunk in council().stream("Bergen?")]
     assert texts[0] == "Take a coat, an" and "".join(texts) == FINAL
 
@@ -129,7 +129,7 @@ def test_if_all_fail_the_error_and_the_events_say_how() -> None:
     assert [(exit.member, exit.kind) for exit in gone] == [("a", "error"), ("b", "timeout")]
 
 
-def test_another_member_goes_on_if_the_lead_dies_while_it_writes() -> None:
+def test_another_member_continues_if_the_lead_fails_while_it_writes() -> None:
     lead = ScriptedMember(writes(OWN[0]), name="a", fails_in=3)
     message = council(lead, ScriptedMember(writes(OWN[1]), name="b")).invoke("Bergen?")
     assert message.text == FINAL and panel_of(message)["writers"] == ["a", "b"]
@@ -292,7 +292,7 @@ def test_chat_models_are_asked_once_each_and_the_lead_twice() -> None:
     assert message.response_metadata["specfuse"]["total_cost"] > 0
 
 
-def test_the_budget_holds_for_all_requests_together() -> None:
+def test_the_budget_applies_to_all_requests_together() -> None:
     answers = lambda: [hosted(name, own)[1] for name, own in zip("ab", OWN, strict=False)]
     assert council(*answers(), max_calls=3).invoke("Bergen?").text == FINAL
     with pytest.raises(EnsembleError, match="budget"):

@@ -80,11 +80,11 @@ def test_the_same_member_leads_alone_in_batches_streams_and_asyncio(tmp_path):
 def test_metadata_and_traces_say_who_leads_and_why_without_words_of_the_question(tmp_path):
     collector = RunCollectorCallbackHandler()
     message = model(tmp_path).invoke(SPANISH, {"callbacks": [collector]})
-    told = routing(message)
-    assert (told["lead"], told["by"]) == ("poet", "router")
-    assert told["expected"]["poet"] > told["expected"]["adder"]
-    assert collector.traced_runs[0].extra["metadata"]["specfuse_routing"] == told
-    assert "Spanish" not in json.dumps(told) and "cat" not in json.dumps(told)
+    reported = routing(message)
+    assert (reported["lead"], reported["by"]) == ("poet", "router")
+    assert reported["expected"]["poet"] > reported["expected"]["adder"]
+    assert collector.traced_runs[0].extra["metadata"]["specfuse_routing"] == reported
+    assert "Spanish" not in json.dumps(reported) and "cat" not in json.dumps(reported)
 
 
 def test_the_last_message_of_the_user_decides(tmp_path):
@@ -115,7 +115,7 @@ def test_a_calibration_without_a_router_says_so(tmp_path):
     }
 
 
-def test_without_a_calibration_it_is_said_who_leads_too():
+def test_the_lead_is_reported_without_a_calibration_too():
     assert routing(SpecFuseChatModel(members=members(), lead=None).invoke(ADD)) == {
         "lead": None,
         "by": "vote",
@@ -126,7 +126,7 @@ def test_without_a_calibration_it_is_said_who_leads_too():
     }
 
 
-def test_an_answer_in_a_cache_is_not_that_of_another_router(tmp_path):
+def test_a_cached_answer_is_not_reused_with_another_router(tmp_path):
     cache = InMemoryCache()
     first = model(tmp_path, cache=cache)
     assert first.invoke(SPANISH).text == "Un gato."
@@ -142,8 +142,8 @@ def test_a_reserve_takes_over_from_the_lead_that_the_router_chose(tmp_path):
     llm = model(tmp_path, members=[members()[0], failing])
     message = llm.invoke(SPANISH)
     assert message.text == "It is 5." and routing(message)["lead"] == "poet"
-    told = routing(llm.invoke(SPANISH))
-    assert (told["lead"], told["by"]) == ("adder", "reserve") and told["expected"]
+    reported = routing(llm.invoke(SPANISH))
+    assert (reported["lead"], reported["by"]) == ("adder", "reserve") and reported["expected"]
     assert routing(llm.invoke(SPANISH, lead="poet")) == {"lead": "adder", "by": "reserve"}
 
 
@@ -187,13 +187,13 @@ def test_a_router_that_was_made_with_embeddings_reads_them(tmp_path):
         (OneWord("two-words"), "the chat model's embeddings are OneWord two-words"),
     ],
 )
-def test_other_embeddings_are_refused_when_the_chat_model_is_made(tmp_path, given, said):
+def test_other_embeddings_are_refused_when_the_chat_model_is_created(tmp_path, given, said):
     with pytest.raises(UsageError, match=said) as error:
         SpecFuseChatModel(members=members(), calibration=embedded(tmp_path), embeddings=given)
     assert "embeddings=" in error.value.__notes__[0]
 
 
-def test_embeddings_of_another_length_are_refused_at_the_question(tmp_path):
+def test_embeddings_of_another_length_are_refused_when_a_question_is_asked(tmp_path):
     llm = SpecFuseChatModel(
         members=members(), calibration=embedded(tmp_path), embeddings=OneWord(dimension=3)
     )

@@ -121,7 +121,7 @@ def test_samples_of_one_member_are_drawn_with_other_seeds_and_read_together():
     assert "Answer 3:\nthree\n" in finals(played)[0].turns[-1].text
 
 
-def test_system_message_and_history_stay_and_only_the_last_turn_is_extended():
+def test_system_message_and_history_are_kept_and_only_the_last_turn_is_extended():
     call = ToolCall("find", "{}", "1")
     turns = (
         Turn("system", "Be brief."),
@@ -154,16 +154,16 @@ def test_another_member_writes_if_the_lead_has_failed():
     assert fuse({"a": fails(), "b": writes("It is 4.", "by b")}).text == "by b"
 
 
-def test_another_member_goes_on_where_the_lead_dies_while_it_writes():
+def test_another_member_continues_where_the_lead_fails_while_it_writes():
     lead = writes("Four.", fails_in=3)
 
-    def dies(job, number):
+    def fails(job, number):
         try:
             return lead(job, number)
         except RuntimeError as error:
             return Failure.of(error)
 
-    played = fuse({"a": dies, "b": writes("It is 4.")})
+    played = fuse({"a": fails, "b": writes("It is 4.")})
     assert played.text == FINAL and played.error is None
     assert [round.winner for round in played.rounds[1:]] == ["a", "b", "b"]
 
@@ -239,7 +239,7 @@ def test_calls_and_costs_are_those_of_all_answers_and_the_final_one():
         assert {failure.kind for failure in played.error.failures} == {BUDGET}
 
 
-def test_max_tokens_holds_for_each_answer_and_for_the_final_one():
+def test_max_tokens_applies_to_each_answer_and_to_the_final_one():
     members = {"a": writes("1 2 3 4 5 6", "7 8 9 10 11 12"), "b": writes("1 2 3")}
     played = fuse(members, FUSED.model_copy(update={"max_tokens": 4}))
     first = played.rounds[0].drafts
@@ -269,7 +269,7 @@ def test_checks_judge_the_final_answer_only():
     assert fuse(passing, settings).text == "It is four."
 
 
-def test_the_final_answer_is_the_one_to_the_longer_question_asked_alone():
+def test_the_final_answer_equals_the_leads_own_answer_to_the_longer_question():
     played = fuse(TWO)
     alone = play({"a": TWO["a"]}, FUSED, query=finals(played)[0], begun=rounds)
     assert [round.text for round in played.rounds[1:]] == [round.text for round in alone.rounds]

@@ -76,7 +76,7 @@ def test_the_message_before_the_last_one_counts_half():
     assert values("a", "b", "b") == {1: 1.0}
 
 
-def test_of_a_long_question_the_beginning_and_the_end_are_read():
+def test_the_beginning_and_the_end_of_a_long_question_are_read():
     read: list[str] = []
 
     def note(text: str) -> dict[int, float]:
@@ -89,7 +89,7 @@ def test_of_a_long_question_the_beginning_and_the_end_are_read():
     assert len(before) == BEFORE
 
 
-def test_a_question_without_known_features_gets_the_shares():
+def test_for_a_question_without_known_features_the_shares_are_predicted():
     router = Router({"a": 0.2, "b": 0.7}, {3: [0.1, -0.1]})
     assert router.predicted({}) == router.predicted({4: 1.0}) == {"a": 0.2, "b": 0.7}
     assert router.predicted({3: 0.5, 4: 0.5}) == pytest.approx({"a": 0.25, "b": 0.65})

@@ -42,7 +42,7 @@ def test_a_failed_member_pauses_and_no_other_does(now, kind):
 
 
 @pytest.mark.parametrize("kind", ["overflow", "budget", "refusal", "exit"])
-def test_what_concerns_one_answer_is_no_failure_of_the_member(now, kind):
+def test_a_failure_that_concerns_one_answer_causes_no_pause(now, kind):
     failures = Breaker()
     failures.failed("a", kind)
     assert not failures.is_paused("a")

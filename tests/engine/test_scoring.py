@@ -20,7 +20,7 @@ def job(number: int = 0) -> ScoreJob:
 
 
 class Broken(ScriptedMember):
-    """Raises where it is told to."""
+    """Raises in ``probe`` or ``score``, or is slow."""
 
     def __init__(self, where: str, **options) -> None:
         super().__init__("yes", **options)
@@ -76,7 +76,7 @@ def test_every_member_scores_every_question_and_keeps_nothing(ask):
 
 
 @pytest.mark.parametrize("where", ["probe", "score"])
-def test_a_member_that_fails_does_not_disturb_the_others(ask, where):
+def test_a_member_that_fails_does_not_affect_the_others(ask, where):
     members = [Broken(where, name="bad"), ScriptedMember("yes", name="good")]
     (received,) = ask(Scorers(Ensemble(members)))
     assert isinstance(received["good"], Scored)

@@ -78,7 +78,7 @@ def worker(device):
     return Worker(device)
 
 
-def test_a_silent_member_is_late_and_the_worker_goes_on_without_it(worker):
+def test_a_silent_member_is_late_and_the_worker_continues_without_it(worker):
     member, since = Speaker(), time.monotonic()
     late = ask(worker, member, 1, 2)
     other = ask(worker, Speaker(closed=False), 3, silence_s=None)
@@ -188,7 +188,7 @@ def test_jobs_with_different_time_limits_do_not_share_a_batch(worker):
 # --- while the member is silent -------------------------------------------------------------------
 
 
-def test_nobody_waits_again_for_a_silent_member(worker):
+def test_no_job_waits_again_for_a_silent_member(worker):
     member = Speaker()
     replies = ask(worker, member, 1)
     assert until(lambda: replies == [SILENT])
@@ -284,7 +284,7 @@ class Odd(Speaker):
         pass
 
 
-def test_a_member_whose_sign_cannot_be_read_is_late_and_hurts_nobody(worker):
+def test_a_member_whose_sign_cannot_be_read_is_late_and_affects_no_other(worker):
     member = Odd()
     late = ask(worker, member, 1)
     assert until(lambda: late == [Failure("timeout", "no reply for 0.3 s")])
@@ -327,7 +327,7 @@ def test_a_groups_sign_counts_for_its_members(worker, count):
 # --- an answer ------------------------------------------------------------------------------------
 
 
-def test_a_reserve_goes_on_in_mid_sentence_where_the_lead_hangs(monkeypatch):
+def test_a_reserve_continues_in_mid_sentence_where_the_lead_hangs(monkeypatch):
     monkeypatch.setattr(DRIVE, "SILENCE_S", LIMIT_S)
     lead = Gated(BLUE, gated_call=3, name="a", device=fresh_device())
     reserve = ScriptedMember(BLUE, name="b", device=fresh_device())

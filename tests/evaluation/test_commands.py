@@ -100,7 +100,7 @@ def test_the_doctor_writes_a_calibration_that_a_chat_model_takes(call, tmp_path)
     )
 
 
-def test_the_profile_of_earlier_versions_is_refused_with_the_flag_that_took_its_place(call):
+def test_the_profile_of_earlier_versions_is_refused_with_the_flag_that_replaced_it(call):
     code, out, err = call("doctor", "--profile", "p.json")
     assert (code, out) == (MISUSED, "") and "-> use --calibration p.json" in err
 

@@ -51,7 +51,7 @@ def member(name, known=TEAMS, confidence=1.0):
     return ScriptedMember(script, name=name, confidence=confidence)
 
 
-def test_a_fit_makes_the_members_better_and_knows_the_best(file):
+def test_a_fit_improves_the_members_and_finds_the_best(file):
     members = [member("knows"), member("guesses", known=())]
     fitted = fitted_to(examples_of(file(lines())), Ensemble(members))
     by_system = {(quality.system, quality.calibrated): quality for quality in fitted.qualities}
@@ -63,7 +63,7 @@ def test_a_fit_makes_the_members_better_and_knows_the_best(file):
     assert "together" in text_of(fitted)
 
 
-def test_what_was_fitted_decides_after_it_was_written_and_read(file, tmp_path):
+def test_a_fit_decides_as_before_after_it_was_written_and_read(file, tmp_path):
     members = [member("knows", confidence=0.2), member("half", known=("billing",))]
     fitted = fitted_to(examples_of(file(lines())), Ensemble(members))
     path = tmp_path / "calibration.json"

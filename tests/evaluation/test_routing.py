@@ -53,7 +53,7 @@ def test_leaving_a_question_out_is_the_same_as_learning_from_all_others(seed):
         assert predicted[leads[i]] == pytest.approx(max(predicted.values()))
 
 
-def test_it_finds_the_member_that_knows_a_kind_of_question_also_in_new_words():
+def test_it_finds_the_member_that_knows_a_kind_of_question_even_in_new_words():
     count = 40
     scores = {
         "adder": [float(number % 2 == 0) for number in range(count)],

@@ -114,7 +114,7 @@ def test_it_writes_with_a_model_in_this_process_and_its_cost_is_reported(
 
 @pytest.mark.parametrize("how", ["killed", "hung"])
 @pytest.mark.parametrize("kind", ["chat", "tokens"])
-def test_a_model_in_this_process_goes_on_where_the_engine_of_the_lead_is_gone(
+def test_a_model_in_this_process_continues_where_the_engine_of_the_lead_is_gone(
     hosted: Callable[..., ChatModelMember], engine: engines.Engine, kind: str, how: str
 ) -> None:
     lead = hosted() if kind == "chat" else ServerMember(engine.url, engines.MODEL, name="hosted")

@@ -101,7 +101,7 @@ def test_a_chat_model_that_hangs_is_late(hanging: Any, at: int) -> None:
     assert replies_of(member, [asking("hang")]) == [SILENT]
 
 
-def test_a_chat_model_that_drips_is_not_late(hanging: Any) -> None:
+def test_a_chat_model_that_streams_slowly_is_not_late(hanging: Any) -> None:
     member = ChatModelMember(hanging(pause_s=0.2), name="drips")
     (reply,) = replies_of(member, [asking("Why?", segment_tokens=12)])
     assert isinstance(reply, Draft) and STORY.startswith(reply.text)

@@ -95,7 +95,7 @@ def writers(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("how", "kind"), [("SIGKILL", "error"), ("SIGSTOP", "timeout")])
-def test_another_endpoint_goes_on_where_one_is_killed_or_hangs(endpoint, how, kind):
+def test_another_endpoint_continues_where_one_is_killed_or_hangs(endpoint, how, kind):
     first, second = endpoint("a", 0.1), endpoint("b", 0.0)
     llm = SpecFuseChatModel(
         members=[first.member(), second.member()], segment_tokens=2, member_timeout=2.0
@@ -114,7 +114,7 @@ def test_another_endpoint_goes_on_where_one_is_killed_or_hangs(endpoint, how, ki
     assert writers(message.text) == ["b"], "the next answer begins with the reserve"
 
 
-def test_a_model_in_this_process_goes_on_where_an_endpoint_was_not_there_at_all(endpoint):
+def test_a_model_in_this_process_answers_where_no_endpoint_was_running(endpoint):
     gone = endpoint("a", 0.0)
     member = gone.member()
     gone.end()

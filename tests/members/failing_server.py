@@ -14,27 +14,27 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 
-class MortalServer:
+class FailingServer:
     """Records the body of every request except trials in ``asked``."""
 
     def __init__(
         self,
         name: str,
         *,
-        dies_after: int | None = None,
+        fails_after: int | None = None,
         how: str = "cut",
         words: int = 24,
         spared: int = 0,
         first_s: float = 0.0,
         word_s: float = 0.0,
     ) -> None:
-        """``dies_after``: words after which a reply breaks off; None: never. ``how``: ``cut`` in
-        the middle of a character, ``end`` (the reply ends without saying why), ``hang``, or the
+        """``fails_after``: words after which a reply breaks off; None: never. ``how``: ``cut`` in
+        the middle of a character, ``end`` (the reply ends without a reason), ``hang``, or the
         status of an error instead of a reply. The first ``spared`` replies are whole. A
         reply begins after ``first_s``, and each word takes ``word_s``."""
-        self.name, self.dies_after, self.how, self.words = name, dies_after, how, words
+        self.name, self.fails_after, self.how, self.words = name, fails_after, how, words
         self.spared, self.first_s, self.word_s = spared, first_s, word_s
-        self.died_at = 0.0
+        self.failed_at = 0.0
         """When a reply broke off, in seconds of ``time.perf_counter()``."""
         self.asked: list[Any] = []
         self.released = threading.Event()
@@ -61,10 +61,10 @@ class MortalServer:
 
 class _Server(ThreadingHTTPServer):
     def handle_error(self, *_: Any) -> None:
-        """Say nothing: clients hang up where a reply breaks off."""
+        """Print nothing: clients close the connection where a reply breaks off."""
 
 
-def _answering(server: MortalServer) -> type[BaseHTTPRequestHandler]:
+def _answering(server: FailingServer) -> type[BaseHTTPRequestHandler]:
     class Answering(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
@@ -73,38 +73,38 @@ def _answering(server: MortalServer) -> type[BaseHTTPRequestHandler]:
             is_trial = body["messages"][0]["content"].startswith("Count the numbers")
             if not is_trial:
                 server.asked.append(body)
-            dies_after = server.dies_after
+            fails_after = server.fails_after
             if is_trial or len(server.asked) <= server.spared:
-                dies_after = None
-            if server.how.isdigit() and dies_after is not None:
+                fails_after = None
+            if server.how.isdigit() and fails_after is not None:
                 return self._refuse(int(server.how))
             self.send_response(200)
             self.send_header("Content-Type", "text/event-stream")
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
             try:
-                self._stream(server.texts(body["messages"]), dies_after)
+                self._stream(server.texts(body["messages"]), fails_after)
             except OSError:  # the client has hung up
                 self.close_connection = True
             return None
 
-        def _stream(self, words: list[str], dies_after: int | None) -> None:
+        def _stream(self, words: list[str], fails_after: int | None) -> None:
             time.sleep(server.first_s)
             for at, word in enumerate(words):
                 time.sleep(server.word_s)
-                if at == dies_after:
-                    server.died_at = time.perf_counter()
+                if at == fails_after:
+                    server.failed_at = time.perf_counter()
                 event = self._event({"content": word}, None)
-                if at == dies_after and server.how == "cut":
+                if at == fails_after and server.how == "cut":
                     self._send(event[: event.index("ö".encode()) + 1])
                     self.wfile.flush()
                     self.connection.close()
                     self.close_connection = True
                     return
-                if at == dies_after and server.how == "end":
+                if at == fails_after and server.how == "end":
                     self._send(b"")
                     return
-                if at == dies_after:
+                if at == fails_after:
                     server.released.wait(30)
                 self._send(event)
             self._send(self._event({}, "stop"))
