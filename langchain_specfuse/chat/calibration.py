@@ -154,7 +154,7 @@ class Calibration:
                 f"result must be one of {', '.join((*RESULTS, FUSE))}, got {calibration.result!r}"
             )
         if calibration.lead not in calibration.members:
-            raise ValueError(f"its lead, {calibration.lead!r:.80}, is none of its members")
+            raise ValueError(f"its lead, {calibration.lead!r:.80}, is not one of its members")
         if not all(map(math.isfinite, calibration.members.values())):
             raise ValueError("the scores of its members must be finite numbers")
         if calibration.router:

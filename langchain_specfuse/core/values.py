@@ -261,7 +261,7 @@ class DraftJob:
     token."""
     silence_s: float | None = None
     """How long the member may give no sign of life while it works on this job. None: no limit. The
-    worker watches the member as a whole; only a member that works on several jobs at once reads
+    worker watches the member as a whole; only a member that works on several jobs in parallel reads
     this."""
 
 

@@ -195,7 +195,7 @@ class Ensemble:
     def _note_failure(self, name: str, error: BaseException) -> None:
         self._failed[name] = emptied(error)
         if isinstance(error, MemberError):
-            # Of any kind: without a pause, it would be loaded again at once.
+            # An error of any kind: without a pause, the member would be loaded again immediately.
             self.breaker.failed(name, "error")
         log.warning("%s cannot be loaded: %s", name, error)
 

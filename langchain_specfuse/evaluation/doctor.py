@@ -272,7 +272,7 @@ WAYS = {
     VOTE: "all members voting as equals",
     CONSENSUS: "whole answers, agreed by their results",
     FUSION: "{lead} merging the whole answers of all members",
-    SELF_FUSION: "{lead} merging as many samples of its own",
+    SELF_FUSION: "{lead} merging the same number of its own samples",
     ROUTER: "each question to the member that was right on similar ones",
 }
 

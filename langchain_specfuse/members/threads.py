@@ -26,8 +26,8 @@ Work = Callable[[Any], Any]
 
 _THREAD = threading.local()
 _LATE: weakref.WeakKeyDictionary[Concurrent, int] = weakref.WeakKeyDictionary()
-"""member -> how many of its calls were given up and have not returned. Its name is no key, because
-members of different ensembles may have the same."""
+"""member -> how many of its calls were given up and have not returned. Names are not the keys,
+because members of different ensembles may have the same name."""
 _LATE_LOCK = threading.Lock()
 
 

@@ -66,7 +66,7 @@ def app_of(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        ensemble.load(call)  # in the background: the port opens at once
+        ensemble.load(call)  # in the background, so the port opens immediately
         yield
 
     # No page with documentation: FastAPI's loads scripts from elsewhere.

@@ -58,7 +58,8 @@ class Reply:
         self._refusal = ""
         self._needs_reason = needs_reason
         self.has_reason = False
-        """Whether the model has said why it stopped. A refusal alone does not say it."""
+        """Whether the model has given a reason for its end. A refusal alone is not such a
+        reason."""
 
     def parts(
         self, messages: Sequence[BaseMessage], options: Mapping[str, Any]
