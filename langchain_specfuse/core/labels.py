@@ -16,8 +16,9 @@ What the labels mean, and how members score them, is in ``chat.labelling``.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 Probabilities = tuple[float, ...]
 """One for each label; they sum to 1."""
@@ -280,11 +281,18 @@ class Fit:
     """The member with the lowest log loss after calibration."""
     held_out: Mapping[str, tuple[Probabilities, ...]]
     """member -> its calibrated probabilities for each example, by a fit to other examples."""
+    together: tuple[Probabilities, ...]
+    """The average of these for each example, with weights for which only other examples were
+    looked at."""
 
     def probabilities(self, scores: Mapping[str, Sequence[float]]) -> Probabilities:
         """The probabilities of all members together, from the scores of each."""
         rows = {name: self.scales[name](own) for name, own in scores.items()}
         return averaged(rows, self.weights)
+
+
+Rows: TypeAlias = Mapping[str, Sequence[Probabilities]]
+"""member -> its probabilities for each example."""
 
 
 def fit(scores: Mapping[str, Sequence[Sequence[float]]], labels: Sequence[int]) -> Fit:
@@ -295,14 +303,28 @@ def fit(scores: Mapping[str, Sequence[Sequence[float]]], labels: Sequence[int]) 
     the λ of :data:`SHARES` that predicts the examples of other folds best.
     """
     held_out = {name: _held_out(rows, labels) for name, rows in scores.items()}
-    best = min(held_out, key=lambda name: log_loss(held_out[name], labels))
-    share = min(SHARES, key=lambda share: _loss_of_share(held_out, labels, best, share))
+    best, weights = _chosen(held_out, labels)
+    by_fold = _by_fold(held_out, labels, lambda rows, right: _chosen(rows, right)[1])
     return Fit(
         {name: fitted(rows, labels) for name, rows in scores.items()},
-        shrunk(best_weights(held_out, labels), best, share),
+        weights,
         best,
         held_out,
+        _averages(held_out, labels, by_fold),
     )
+
+
+def _chosen(rows: Rows, labels: Sequence[int]) -> tuple[str, dict[str, float]]:
+    """The best member, and the weights: shrunk to it by the share that predicts other folds
+    best."""
+    best = min(rows, key=lambda name: log_loss(rows[name], labels))
+    by_fold = _by_fold(rows, labels, best_weights)
+
+    def loss(share: float) -> float:
+        moved = {fold: shrunk(weights, best, share) for fold, weights in by_fold.items()}
+        return log_loss(_averages(rows, labels, moved), labels)
+
+    return best, shrunk(best_weights(rows, labels), best, min(SHARES, key=loss))
 
 
 def shrunk(weights: Mapping[str, float], best: str, share: float) -> dict[str, float]:
@@ -377,29 +399,26 @@ def _held_out(
     return tuple(rows)
 
 
-def _loss_of_share(
-    probabilities: Mapping[str, Sequence[Probabilities]],
+def _by_fold(
+    rows: Rows,
     labels: Sequence[int],
-    best: str,
-    share: float,
-) -> float:
-    """The log loss of the shrunk weights, each fold with weights that were fitted to the others."""
+    weights_of: Callable[[Rows, Sequence[int]], Mapping[str, float]],
+) -> dict[int, Mapping[str, float]]:
+    """fold -> the weights that ``weights_of`` gives for the examples of the other folds."""
     folds = folds_of(labels)
-    rows, right = [], []
+    weights = {}
     for fold in set(folds):
         others = [i for i in range(len(labels)) if folds[i] != fold]
-        weights = shrunk(
-            best_weights(
-                {name: [own[i] for i in others] for name, own in probabilities.items()},
-                [labels[i] for i in others],
-            ),
-            best,
-            share,
-        )
-        for i in range(len(labels)):
-            if folds[i] == fold:
-                rows.append(
-                    averaged({name: own[i] for name, own in probabilities.items()}, weights)
-                )
-                right.append(labels[i])
-    return log_loss(rows, right)
+        own = {name: [row[i] for i in others] for name, row in rows.items()}
+        weights[fold] = weights_of(own, [labels[i] for i in others])
+    return weights
+
+
+def _averages(
+    rows: Rows, labels: Sequence[int], by_fold: Mapping[int, Mapping[str, float]]
+) -> tuple[Probabilities, ...]:
+    """The average for each example, with the weights of its fold."""
+    return tuple(
+        averaged({name: row[i] for name, row in rows.items()}, by_fold[fold])
+        for i, fold in enumerate(folds_of(labels))
+    )

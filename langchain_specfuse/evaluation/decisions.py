@@ -25,7 +25,6 @@ from ..core.labels import (
     Probabilities,
     Scale,
     accuracy,
-    averaged,
     brier,
     calibration_error,
     corrected,
@@ -218,11 +217,7 @@ def fitted_scores(examples: Examples, scores: Mapping[str, Sequence[tuple[float,
         raw = [Scale()(corrected(row, rows[-1])) for row in rows[:-1]]
         qualities.append(Quality.of(name, raw, labels, calibrated=False))
         qualities.append(Quality.of(name, result.held_out[name], labels, calibrated=True))
-    together = [
-        averaged({name: result.held_out[name][i] for name in own}, result.weights)
-        for i in range(len(labels))
-    ]
-    qualities.append(Quality.of(TOGETHER, together, labels, calibrated=True))
+    qualities.append(Quality.of(TOGETHER, result.together, labels, calibrated=True))
     return Fitted(examples.question, calibration, result.best, tuple(qualities))
 
 

@@ -105,6 +105,33 @@ def test_members_with_different_errors_together_predict_new_examples_better_than
     assert log_loss(together, labels[300:]) < log_loss(rows[result.best], labels[300:]) - 0.05
 
 
+def test_the_loss_that_a_fit_reports_is_hardly_below_that_on_new_examples():
+    """With weights for the same examples, or the best member for them, it would be."""
+    reported, later = [], []
+    for seed in range(8):
+        rng = random.Random(seed)
+
+        def examples(count, rng=rng):
+            labels = [rng.randrange(2) for _ in range(count)]
+            scores = {
+                name: [
+                    (rng.gauss(0, 1) + (label == 0), rng.gauss(0, 1) + label) for label in labels
+                ]
+                for name in "abcdef"
+            }
+            return scores, labels
+
+        few, right = examples(30)
+        result = fit(few, right)
+        reported.append(log_loss(result.together, right))
+        scores, labels = examples(100)
+        rows = [
+            result.probabilities({name: own[i] for name, own in scores.items()}) for i in range(100)
+        ]
+        later.append(log_loss(rows, labels))
+    assert math.fsum(reported) / 8 > math.fsum(later) / 8 - 0.05
+
+
 def test_calibrated_probabilities_are_right_as_often_as_they_say():
     scores, labels = drawn(6, 1500, 4.0, (1.0, 0.0, -1.0))
     scale = fitted(scores[:300], labels[:300])
