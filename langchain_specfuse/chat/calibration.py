@@ -32,7 +32,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("langchain_specfuse")
 FORMAT = 2
-ADVICE = "write one with: langchain-specfuse doctor --prompts FILE --calibration FILE"
+ADVICE = (
+    "write one with: langchain-specfuse doctor --prompts FILE --calibration FILE; with the --out "
+    "folder of an earlier run, it reuses the answers that still count"
+)
 UNREADABLE = (
     *(OSError, ValueError, TypeError, KeyError, AttributeError),
     *(OverflowError, RecursionError),
@@ -40,6 +43,8 @@ UNREADABLE = (
 """Errors of other libraries that reading a file may raise."""
 ROUTER = "router"
 """The name of the way in which a router chooses the lead of each question."""
+USES = ("alone", "ensemble", "vote", "consensus", "fusion", ROUTER)
+"""The ways in which a calibration can use the members."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +162,8 @@ class Calibration:
             raise ValueError(f"its lead, {calibration.lead!r:.80}, is not one of its members")
         if not all(map(math.isfinite, calibration.members.values())):
             raise ValueError("the scores of its members must be finite numbers")
+        if calibration.use not in USES:
+            raise ValueError(f"use must be one of {', '.join(USES)}, got {calibration.use!r:.80}")
         if calibration.router:
             _check_router(calibration.router, calibration.members)
         return calibration

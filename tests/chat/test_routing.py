@@ -233,6 +233,7 @@ def test_what_is_not_embeddings_is_refused():
         ({"router": {"shares": {"eve": 1.0}, "weights": {}}}, "made for other members"),
         ({"router": {"shares": SHARES, "weights": {}, "features": "n-grams 9"}}, "'n-grams 9'"),
         ({"lead": "eve"}, "'eve'"),
+        ({"use": "magic"}, "use must be one of alone, .*, router, got 'magic'"),
         ({"members": {**SHARES, "poet": float("nan")}}, "finite"),
     ],
 )
