@@ -190,9 +190,11 @@ class Decider:
     def scores(
         self, items: Sequence[Item], settings: Settings | None = None
     ) -> list[dict[str, tuple[float, ...]]]:
-        """Each member's scores of every item, as measured. A member that fails is left out."""
+        """Each member's scores of every item, as measured. A member that fails is left out. One that
+        votes by ballots, as chat models do, is refused before any request."""
         probes = self._scorers.probes()
         members = _able(probes)
+        _refuse_ballots(probes)
         replies = self._scorers.scored(_requests(items, members), settings or Settings())
         failed = {name: probe for name, probe in probes.items() if isinstance(probe, Failure)}
         working = _working(members, replies, failed)
@@ -300,6 +302,21 @@ def _able(probes: Mapping[str, Probe | Failure]) -> list[str]:
     if not able:
         raise _none_left({n: p for n, p in probes.items() if isinstance(p, Failure)})
     return able
+
+
+def _refuse_ballots(probes: Mapping[str, Probe | Failure]) -> None:
+    """Refuse members that vote by ballots: the numbers are too coarse for a fit, and each would
+    cost two requests."""
+    names = [name for name, probe in probes.items() if isinstance(probe, Probe) and probe.ballots]
+    if names:
+        error = UsageError(
+            f"cannot fit decisions to {', '.join(names)}: chat models give no scores"
+        )
+        advice = (
+            "they vote by two paid requests for each question; fit members in this process or on a "
+            "vLLM or llama.cpp server, or decide without a calibration"
+        )
+        raise advised(error, advice)
 
 
 def _working(

@@ -115,7 +115,7 @@ def examples_of(path: str | Path) -> Examples:
     texts: list[str] = []
     labels: list[str] = []
     about: dict[str, Any] = {}
-    for number, line in json_lines(path):
+    for number, line in json_lines(path, EXAMPLE):
         where = f"{path}:{number}"
         text, label = line.get("input"), line.get("label")
         if not isinstance(text, str) or not text.strip():

@@ -159,17 +159,14 @@ def questions_of(path: str | Path) -> tuple[Question, ...]:
     return tuple(questions)
 
 
-def json_lines(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Line number and object of every line that is not blank."""
+def json_lines(path: str | Path, example: str = EXAMPLE) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Line number and object of every line that is not blank. ``example``: what an error shows."""
     try:
         # some editors begin a file with a byte order mark
         text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         unreadable = UsageError(f"{path} cannot be read: {error}")
-        line = '{"input": "2 + 2?", "reference": "4"}'
-        raise advised(
-            unreadable, f"name a JSONL file in UTF-8, with a question on each line: {line}"
-        ) from error
+        raise advised(unreadable, f"name a JSONL file in UTF-8, {example}") from error
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
@@ -179,11 +176,11 @@ def json_lines(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
             reason: object = error
             if isinstance(error, json.JSONDecodeError):
                 reason = f"{error.msg} at character {error.pos + 1}"
-            raise advised(UsageError(f"{path}:{number} is not JSON: {reason}"), EXAMPLE) from error
+            raise advised(UsageError(f"{path}:{number} is not JSON: {reason}"), example) from error
         if not isinstance(value, dict):
             raise advised(
                 UsageError(f"{path}:{number} must be an object, got {type(value).__name__}"),
-                EXAMPLE,
+                example,
             )
         yield number, value
 

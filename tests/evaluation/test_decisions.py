@@ -6,8 +6,9 @@ import json
 import random
 
 import pytest
+from langchain_core.language_models import FakeListChatModel
 
-from langchain_specfuse import ScriptedMember, UsageError
+from langchain_specfuse import ChatModelMember, ScriptedMember, UsageError
 from langchain_specfuse.chat.calibration import Calibration
 from langchain_specfuse.chat.label_calibrations import read_labels, write_labels
 from langchain_specfuse.chat.labelling import Decider
@@ -133,6 +134,25 @@ def test_wrong_examples_are_refused_with_their_place(file, rows, message):
     with pytest.raises(UsageError, match=message) as caught:
         examples_of(file(rows))
     assert caught.value.__notes__
+
+
+def test_a_missing_file_says_what_its_lines_must_be(tmp_path):
+    with pytest.raises(UsageError, match="cannot be read") as caught:
+        examples_of(tmp_path / "nowhere.jsonl")
+    assert '"label"' in caught.value.__notes__[0]
+
+
+def test_chat_models_are_refused_before_any_request(file):
+    class Counting(FakeListChatModel):
+        def _call(self, *given, **more):
+            pytest.fail("a request was sent")
+
+        _stream = _call
+
+    hosted = ChatModelMember(Counting(responses=["1"]), name="hosted")
+    with pytest.raises(UsageError, match="cannot fit decisions to hosted: .* no scores") as caught:
+        fitted_to(examples_of(file(lines(30))), Ensemble([member("knows"), hosted]))
+    assert "two paid requests" in caught.value.__notes__[0]
 
 
 def test_a_member_that_fails_is_not_part_of_the_fit(file):
