@@ -190,8 +190,8 @@ class Decider:
     def scores(
         self, items: Sequence[Item], settings: Settings | None = None
     ) -> list[dict[str, tuple[float, ...]]]:
-        """Each member's scores of every item, as measured. A member that fails is left out. One that
-        votes by ballots, as chat models do, is refused before any request."""
+        """Each member's scores of every item, as measured. A member that fails is left out. One
+        that votes by ballots, as chat models do, is refused before any request."""
         probes = self._scorers.probes()
         members = _able(probes)
         _refuse_ballots(probes)

@@ -150,7 +150,7 @@ def test_chat_models_are_refused_before_any_request(file):
         _stream = _call
 
     hosted = ChatModelMember(Counting(responses=["1"]), name="hosted")
-    with pytest.raises(UsageError, match="cannot fit decisions to hosted: .* no scores") as caught:
+    with pytest.raises(UsageError, match="cannot fit decisions to hosted: chat") as caught:
         fitted_to(examples_of(file(lines(30))), Ensemble([member("knows"), hosted]))
     assert "two paid requests" in caught.value.__notes__[0]
 
