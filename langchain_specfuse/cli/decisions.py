@@ -18,7 +18,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> bool:
     """Fit, print how good the probabilities are, and write the calibration if a file is named."""
     from ..chat.label_calibrations import write_labels
     from ..evaluation.decisions import examples_of, fitted_to, text_of
-    from ..show.terminal import visible
+    from ..show.terminal import one_line, visible
 
     examples = examples_of(arguments.decisions)
     settings = Settings(**options_of(arguments))
@@ -28,14 +28,21 @@ def run(arguments: argparse.Namespace, out: TextIO) -> bool:
         say(f"{amount(count, 'example')}, {len(examples.question.labels)} labels")
 
     def watch(done: int, whole: int) -> None:
-        if not arguments.quiet:
-            print(f"\r{done} of {whole}", end="", file=sys.stderr, flush=True)
+        if arguments.quiet:
+            return
+        if sys.stderr.isatty():
+            end = "\n" if done == whole else ""
+            print(f"\r{done} of {whole}", end=end, file=sys.stderr, flush=True)
+        else:
+            say(f"{done} of {amount(whole, 'example')}")
 
     fitted = fitted_to(examples, ensemble, settings, watch=watch)
-    if not arguments.quiet:
-        print(file=sys.stderr)
     if arguments.calibration:
         write_labels(Path(arguments.calibration), fitted.calibration)
     content = json.dumps(fitted.as_dict()) if arguments.json else visible(text_of(fitted))
     print(content, file=out)
+    if arguments.calibration and not arguments.json:
+        file = one_line(arguments.calibration)
+        print(f"\nWrote {file}. With the same members, use it as", file=out)
+        print(f"  SpecFuseDecisionModel(members=[...], calibration={file!r})", file=out)
     return True

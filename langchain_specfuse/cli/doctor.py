@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Any, TextIO
@@ -59,6 +60,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> bool:
     from ..evaluation import Results, jsonl
     from ..evaluation.doctor import diagnosed, own_task, refuse_few
     from ..evaluation.running import Progress
+    from ..show.terminal import one_line
 
     _check(arguments)
     if arguments.decisions:
@@ -88,6 +90,12 @@ def run(arguments: argparse.Namespace, out: TextIO) -> bool:
     elif arguments.calibration:
         say(f"{arguments.calibration} is not written: it needs two members that can be loaded")
     print(json.dumps(content) if arguments.json else text(diagnosis), file=out)
+    if arguments.calibration and diagnosis.calibration and not arguments.json:
+        file = one_line(arguments.calibration)
+        print(f"\nWrote {file}. With the same members, use it as", file=out)
+        print(f"  SpecFuseChatModel(members=[...], calibration={file!r})", file=out)
+        use = f"--members ... --calibration {shlex.quote(file)}"
+        print(f'  langchain-specfuse "..." {use}', file=out)
     bad = any(finding.verdict == "bad" for finding in diagnosis.findings)
     return not bad and any(not graded.error for graded in diagnosis.results)
 

@@ -92,6 +92,7 @@ def test_the_doctor_writes_a_calibration_that_a_chat_model_takes(call, tmp_path)
         "doctor", "--prompts", "sums.jsonl", "--grader", "number", "--calibration", "p.json", "-q"
     )
     assert code == FINE and "ann leads: alone it is right on 100% of 24 prompts (bob 50%)." in out
+    assert "Wrote p.json" in out and "SpecFuseChatModel(members=[...], calibration='p.json')" in out
     calibration = Calibration.load(tmp_path / "p.json")
     assert (calibration.lead, calibration.use, {attempt.name for attempt in calibration.tried}) == (
         "ann",

@@ -187,6 +187,10 @@ def test_the_command_prints_the_fit_and_writes_a_file_that_no_chat_model_takes(
     assert read.examples == 60
     with pytest.raises(UsageError, match="decisions only"):
         Calibration.load("c.json")
+    assert main(call[:-2]) == FINE
+    told = capsys.readouterr()
+    assert "SpecFuseDecisionModel(members=[...], calibration='c.json')" in told.out
+    assert "60 of 60 examples" in told.err and "\r" not in told.err
 
 
 @pytest.mark.parametrize(
