@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ..chat.calibration import ROUTER, Calibration, Tried
+from ..chat.members import ensemble_for
+from ..chat.references import members_list
 from ..chat.routing import embedded, name_of
 from ..core.member import Member
 from ..core.options import Method, Settings
@@ -79,7 +81,7 @@ def refuse_few(task: Task) -> None:
 
 def diagnosed(
     task: Task,
-    members: Mapping[str, Member],
+    members: Mapping[str, Member] | Sequence[Any],
     settings: Settings,
     results: Results,
     *,
@@ -87,9 +89,12 @@ def diagnosed(
     at_once: int = AT_ONCE,
     embeddings: Any = None,
 ) -> Diagnosis:
-    """Check, measure and advise. ``results`` stores the answers, so that an interrupted run
-    continues. ``embeddings``: LangChain embeddings for the router, in place of hashed n-grams."""
+    """Check, measure and advise. ``members``: as for SpecFuseChatModel, or by name.
+    ``results`` stores the answers, so that an interrupted run continues. ``embeddings``: LangChain
+    embeddings for the router, in place of hashed n-grams."""
     refuse_few(task)
+    if not isinstance(members, Mapping):
+        members = ensemble_for(members_list(members, "members")).members
     findings, healthy = _examined(members)
     if not healthy:
         return Diagnosis(tuple(findings), None, "none", ("No member could be loaded.",))

@@ -70,9 +70,7 @@ def test_tiny_models_are_found_sound(arch):
 def diagnosis(folder, *members, count: int = 60, **options):
     settings = Settings(max_tokens=64, method=Method(**options))
     with Results(folder) as results:
-        return diagnosed(
-            sums(folder, count), {member.name: member for member in members}, settings, results
-        )
+        return diagnosed(sums(folder, count), list(members), settings, results)
 
 
 def rows(diagnosed) -> dict[str, float]:
