@@ -15,6 +15,7 @@ from langchain_core.messages import BaseMessage
 
 from ..core.ballot import largest
 from ..core.checks import CheckContext, CheckJob
+from ..core.fusion import is_fused
 from ..core.member import Probe
 from ..core.options import Settings
 from ..core.referee import FREE, Referee
@@ -95,12 +96,13 @@ class Question:
 
     def _lead_without_calibration(self, probes: Mapping[str, Probe]) -> Routing:
         lead = self.ensemble.lead(self.call)
-        if lead is None:
-            return Routing(None, "vote")
-        if self.call.lead == lead:
+        if self.call.lead == lead and lead is not None:
             return Routing(lead, "named")
         sizes = {name: probes[name].size if name in probes else 0 for name in self.writers}
-        return Routing(lead, "largest" if lead == largest(sizes) else "first")
+        if lead is not None and lead == largest(sizes):
+            return Routing(lead, "largest")
+        rule = _rule(lead, sizes, self.call)
+        return Routing(lead, "first" if lead else "vote", rule=rule)
 
     @property
     def model_name(self) -> str:
@@ -277,3 +279,26 @@ def warn_where_votes_decide_nothing(
         "perhaps in verifiers=[...]"
     )
     warnings.warn(f"{fact}: the drafts of {winner} always win\n-> {advice}", stacklevel=3)
+
+
+def _rule(lead: str | None, sizes: Mapping[str, int], call: Call) -> str:
+    """Why the first member leads, or why none does. ``sizes``: member -> its parameters, or 0."""
+    if is_fused(call):
+        scoring = "a fused answer needs a lead"
+    elif call.lead != "auto" or call.method.margin is None:
+        return ""  # the user chose the vote
+    elif lead:
+        scoring = "at most one member can score drafts without extra requests"
+    else:
+        scoring = "two members, or one that only votes, can score drafts without extra requests"
+    known = ", ".join(f"{name} {_millions(size)}" for name, size in sizes.items())
+    alike = f"none is known to have at least twice the parameters of every other ({known})"
+    return f"{alike}, and {scoring}"
+
+
+def _millions(size: int) -> str:
+    """
+    >>> _millions(134_515_008), _millions(0)
+    ('135M', 'unknown')
+    """
+    return f"{size / 1e6:.0f}M" if size else "unknown"

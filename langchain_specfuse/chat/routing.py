@@ -17,7 +17,7 @@ REASONS: Mapping[str, str] = {
     "calibration": "{expected} of the questions of the calibration",
     "named": "it was named as the lead",
     "largest": "it has at least twice the parameters of every other member",
-    "first": "it is the first member, and no other is known to be much larger",
+    "first": "it is the first member",
     "reserve": "the member that should lead has failed recently",
 }
 """The value of ``Routing.by`` -> the reason in words."""
@@ -33,6 +33,8 @@ class Routing:
     """A key of :data:`REASONS`, or ``vote``."""
     expected: Mapping[str, float] = field(default_factory=dict)
     """member -> the share of right answers that is expected of it, if that is known."""
+    rule: str = ""
+    """Why the first member leads, or why no member does, if ``lead="auto"`` decided that."""
 
     def as_dict(self) -> dict[str, Any]:
         """The routing as plain JSON. It contains no text of the question."""
@@ -48,9 +50,12 @@ class Routing:
         'a leads: the router expects it to be right on 80% (b 30%) of such questions'
         >>> Routing("a", "largest").text()
         'a leads: it has at least twice the parameters of every other member'
+        >>> Routing(None, "vote", rule="the members are alike").text()
+        'no member leads: all vote, because the members are alike'
         """
+        rule = f", because {self.rule}" if self.rule else ""
         if self.lead is None:
-            return "no member leads: all vote"
+            return f"no member leads: all vote{rule}"
         expected = ""
         if self.expected:
             verb = "it to be right on" if self.by == "router" else "alone, it is right on"
@@ -60,7 +65,7 @@ class Routing:
                 if name != self.lead
             ]
             expected = f"{verb} {100 * self.expected[self.lead]:.0f}% ({', '.join(others)})"
-        return f"{self.lead} leads: {REASONS[self.by].format(expected=expected)}"
+        return f"{self.lead} leads: {REASONS[self.by].format(expected=expected)}{rule}"
 
 
 def routed(router: Router, turns: Iterable[Turn], embeddings: Any = None) -> Routing:
