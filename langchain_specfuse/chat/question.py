@@ -207,7 +207,7 @@ def _result(call: Call, shape: _shape.Shape) -> Any:
     if call.checks:
         return None  # the first answer that passes wins
     error = UsageError("segment='answer' needs to know how to find the result in an answer")
-    results = "result='number', 'choice', 'json', 'text' or a function"
+    results = "result='number', 'choice', 'json', 'text' or a function; result='fuse' to merge them"
     raise advised(error, f"{results}; or ask for an object or a choice")
 
 

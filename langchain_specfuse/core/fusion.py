@@ -14,7 +14,7 @@ With several samples of one member, this is called self-fusion.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from . import prompts
@@ -76,7 +76,7 @@ def fused(query: Query, settings: Settings, panel: Panel, referee: Referee = FRE
                 samples[draft_name] = name
         if settings.refusals == "any" and clock.refusals:
             break
-    writer = _writer(panel)
+    writers = _writers(panel, {samples.get(name, name) for name in drafts})
     thoughts = yield from checking.thoughts(drafts, answer)
     clock.lap_checks(checking)
     yield Round(
@@ -92,7 +92,7 @@ def fused(query: Query, settings: Settings, panel: Panel, referee: Referee = FRE
         weights_before=before.weights,
         weights=panel.weights,
         thoughts=thoughts,
-        lead=writer,
+        lead=writers[0] if writers else "",
         refusals=clock.refusals,
         left=panel.left,
         samples=samples,
@@ -114,28 +114,29 @@ def fused(query: Query, settings: Settings, panel: Panel, referee: Referee = FRE
     yield from rounds(
         _question(query, [draft.text for draft in drafts.values()]),
         settings.model_copy(update={"method": alone}),
-        _led_by(writer, panel),
+        _led(panel, writers),
         referee,
         budget=budget,
     )
 
 
-def _writer(panel: Panel) -> str:
-    """The member that writes the final answer: the lead or, if it has left, the member with the
-    most weight (the first of them, if weights are equal). Empty if no member is left."""
-    if panel.lead is not None:
-        return panel.lead
-    weights = panel.weights
-    return max(panel.drafters, key=lambda name: round(weights[name], 12), default="")
+def _writers(panel: Panel, answered: Collection[str]) -> list[str]:
+    """The member that writes the final answer, then those that may take its place: members that
+    have answered come before those that refused, the lead before the others, and more weight before
+    less. Empty if no member is left."""
+
+    def rank(name: str) -> tuple[bool, bool, float]:
+        return name not in answered, name != panel.lead, -round(panel.weights[name], 12)
+
+    return sorted(panel.drafters, key=rank)
 
 
-def _led_by(writer: str, panel: Panel) -> Panel:
-    """The panel in which this member writes alone and the others are in reserve."""
-    others = [name for name in panel.drafters if name != writer]
-    others.sort(key=lambda name: -round(panel.weights[name], 12))
+def _led(panel: Panel, writers: Sequence[str]) -> Panel:
+    """The panel in which the first of these members writes alone and the others are in reserve."""
+    writer, *reserve = writers
     (lead,) = [member for member in panel.members if member.name == writer]
     return replace(
-        panel, members=(lead,), weights={writer: 1.0}, lead=writer, reserve=tuple(others)
+        panel, members=(lead,), weights={writer: 1.0}, lead=writer, reserve=tuple(reserve)
     )
 
 

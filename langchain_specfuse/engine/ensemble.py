@@ -104,9 +104,10 @@ class Ensemble:
         return list(order)
 
     def _is_unreached(self, name: str) -> bool:
-        """Whether the member could not be loaded for a reason that may pass, unlike wrong
-        settings."""
-        return isinstance(self._failed.get(name), MemberError)
+        """Whether the member could not be loaded for a reason that may pass, unlike wrong settings
+        and missing files."""
+        error = self._failed.get(name)
+        return isinstance(error, MemberError) and error.kind != "not_found"
 
     def _needed(self, settings: Settings | None) -> list[str]:
         """The members that must be loaded before an answer with these settings begins."""
@@ -216,8 +217,9 @@ class Ensemble:
 
     def lead(self, settings: Settings) -> str | None:
         """The member that leads: the named one or, with ``"auto"``, the one that is by far the
-        largest. Without one, the first leads if a vote would need extra requests or could decide
-        nothing. Fused answers always have a lead."""
+        largest. Without one, the first leads if a chat model is among the writers (it votes by
+        extra requests) or if a vote could decide nothing, unless a verifier can score. Fused
+        answers always have a lead."""
         writers = [name for name in self.members if name in self.drafting]
         lead = settings.lead
         if len(writers) < 2:
@@ -240,13 +242,17 @@ class Ensemble:
     def _largest_or_first(self, writers: Sequence[str]) -> str | None:
         known = {name: self._known(name) for name in self.members}
         lead = self._largest(writers)
-        if lead is not None or None in known.values():
+        if lead is not None:
             return lead
-        voting = [name for name, probe in known.items() if probe and probe.scores]
-        ballots = [name for name, probe in known.items() if probe and probe.ballots]
-        free = set(voting) - set(ballots)
-        has_vote = len(free) > 1 or not free <= set(writers)
-        return None if has_vote else writers[0]
+        ballots = {name for name, probe in known.items() if probe and probe.ballots}
+        is_free = not ballots & set(writers)
+        if not is_free and self.drafting == known.keys():
+            return writers[0]
+        if None in known.values():
+            return None
+        voting = {name for name, probe in known.items() if probe and probe.scores} - ballots
+        has_verifier = not voting <= set(writers)
+        return None if has_verifier or (is_free and len(voting) > 1) else writers[0]
 
     def _known(self, name: str) -> Probe | None:
         """What is known about a member; None if it must be loaded first."""

@@ -809,3 +809,9 @@ def test_if_all_members_fail_the_error_names_them_in_order():
         SpecFuseChatModel(members=members, segment_tokens=1).invoke("Count.")
     assert [failure.member for failure in raised.value.failures] == ["a", "b", "c"]
     assert numbers(raised.value.text) == list(range(len(raised.value.text.split())))
+
+
+def test_a_lead_whose_file_does_not_exist_is_an_error_and_not_replaced() -> None:
+    llm = SpecFuseChatModel(members=["nowhere.gguf", ScriptedMember("Blue.")], lead="nowhere")
+    with pytest.raises(MemberError, match=r"nowhere\.gguf"):
+        llm.invoke("Why?")

@@ -180,6 +180,12 @@ def test_an_answer_that_is_empty_or_refused_is_left_out():
     assert played.rounds[0].refusals == {"b": "No."} and played.text == FINAL
 
 
+def test_a_member_that_has_answered_writes_before_a_lead_that_refused():
+    members = {"a": writes(ScriptedMember.refusal("No.")), "b": writes("It is 4.", "Four.")}
+    played = fuse(members, FUSED.model_copy(update={"lead": "a"}))
+    assert played.text == "Four." and played.rounds[-1].finish == "stop"
+
+
 def test_a_single_answer_is_fused_too():
     played = fuse({"a": writes("Four.")})
     assert played.text == FINAL and len(played.rounds) == 4

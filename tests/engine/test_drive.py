@@ -364,6 +364,7 @@ class Silent(ScriptedMember):
         ([("a", False), ("b", True)], "a"),
         ([("a", False), ("b", True), ("c", True)], None),
         ([("a", True, True), ("b", True)], "a"),
+        ([("a", True, True), ("b", True), ("c", True)], "a"),
     ],
 )
 def test_the_first_member_leads_if_a_vote_would_cost_requests_or_decide_nothing(members, lead):
