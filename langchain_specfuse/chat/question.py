@@ -242,9 +242,20 @@ async def aloaded(ensemble: Ensemble, call: Call) -> dict[str, Probe]:
 
 
 def _warn(ensemble: Ensemble, call: Call, probes: Mapping[str, Probe]) -> None:
-    """Warn if a vote among these members would decide nothing."""
-    if not ensemble.order(call):
+    """Warn if a vote among these members would decide nothing, or verifiers have none."""
+    order = ensemble.order(call)
+    if not order:
         warn_where_votes_decide_nothing(ensemble.members, ensemble.drafting, probes)
+        return
+    verifiers = [name for name in ensemble.members if name not in ensemble.drafting]
+    if not verifiers:
+        return
+    fact = f"{order[0]} leads and writes alone, so {', '.join(verifiers)} has nothing to verify"
+    advice = "let all vote with lead=None, or let the lead consult with method=Method(margin=0.5)"
+    key = (fact, id_of(ensemble.members[verifiers[0]]))
+    if key not in _WARNED:
+        _WARNED.add(key)
+        warnings.warn(f"{fact}\n-> {advice}", stacklevel=3)
 
 
 _WARNED: set[tuple[str, str]] = set()

@@ -233,10 +233,8 @@ class Run:
         by_device: dict[str, list[QueuedJob]] = {}
         for name, job in ask.jobs.items():
             member = self._members[name]
-            silence_s = None
-            if ask.replaceable and self._settings.member_timeout is None:
-                is_first = (name, job.query.id) not in self._asked
-                silence_s = FIRST_SILENCE_S if is_first else SILENCE_S
+            is_first = (name, job.query.id) not in self._asked
+            silence_s = self._silence_s(is_first) if ask.replaceable else None
             # Noted before the job is queued: a cancel in between drops the job.
             self._asked[name, job.query.id] = None
             queued = QueuedJob(
@@ -252,6 +250,15 @@ class Run:
         for device, jobs in by_device.items():
             # together, or the first would be taken alone, without its batch group
             worker_for(device).put(*jobs)
+
+    def _silence_s(self, is_first: bool) -> float | None:
+        """How long a lead with a reserve may be silent: at most half of the time limit of the
+        answer, so that the reserve has some time left."""
+        if self._settings.member_timeout is not None:
+            return None
+        silence_s = FIRST_SILENCE_S if is_first else SILENCE_S
+        timeout = self._settings.timeout
+        return silence_s if timeout is None else min(silence_s, timeout / 2)
 
     def _wake(self, wake: Wake) -> None:
         """Load a member that was in reserve. The thread that loads it advances the loop."""

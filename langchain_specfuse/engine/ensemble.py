@@ -109,6 +109,12 @@ class Ensemble:
         error = self._failed.get(name)
         return isinstance(error, MemberError) and error.kind != "not_found"
 
+    def _is_passed_over(self, name: str) -> bool:
+        """Whether others take the place of this member because it has failed lately. Wrong settings
+        are an error instead."""
+        is_wrong = name in self._failed and not self._is_unreached(name)
+        return self.breaker.is_paused(name) and not is_wrong
+
     def _needed(self, settings: Settings | None) -> list[str]:
         """The members that must be loaded before an answer with these settings begins."""
         order = [] if settings is None else self.order(settings)
@@ -164,8 +170,9 @@ class Ensemble:
         """The member to load next: first those that a call waits for, then the reserve."""
         wanted = [name for call in self._waiting for name in call.needed()]
         for name in (*wanted, *self.members):
-            can_retry = self._is_unreached(name) and not self.breaker.is_paused(name)
-            if name not in self._probes and (name not in self._failed or can_retry):
+            error = self._failed.get(name)
+            can_retry = isinstance(error, MemberError) and not self.breaker.is_paused(name)
+            if name not in self._probes and (error is None or can_retry):
                 return name
         return None
 
@@ -213,7 +220,7 @@ class Ensemble:
         prior = settings.prior or {}
         others = [name for name in self.members if name in self.drafting - {lead}]
         others.sort(key=lambda name: -prior.get(name, 1.0))
-        return sorted([lead, *others], key=self.breaker.is_paused)
+        return sorted([lead, *others], key=self._is_passed_over)
 
     def lead(self, settings: Settings) -> str | None:
         """The member that leads: the named one or, with ``"auto"``, the one that is by far the

@@ -33,7 +33,7 @@ def test_decisions_are_the_same_alone_together_and_in_any_order_of_labels(member
     together = decider.decide([(questions[0], text) for text in texts])
     for decision, text, question in zip(together, texts, questions, strict=True):
         (alone,) = decider.decide([(question, text)])
-        assert dict(alone.probabilities) == pytest.approx(dict(decision.probabilities), abs=0.01)
+        assert dict(alone.probabilities) == pytest.approx(dict(decision.probabilities), abs=0.02)
 
 
 @pytest.mark.long

@@ -329,3 +329,16 @@ def test_no_error_shows_the_representation_of_a_strange_object(name: str) -> Non
     with pytest.raises(UsageError, match=name) as refused:
         SpecFuseChatModel(members=[ScriptedMember("Blue.", name="a")], **{name: value})
     assert "sk-secret" not in str(refused.value)
+
+
+def test_verifiers_that_have_nothing_to_verify_are_named_once() -> None:
+    members = [ScriptedMember(BLUE, name=name) for name in "ab"]
+    judges = [ScriptedMember(BLUE, name="judge")]
+    llm = SpecFuseChatModel(members=members, verifiers=judges, lead="a")
+    with pytest.warns(UserWarning, match="a leads and writes alone, so judge has nothing"):
+        llm.invoke("?")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        llm.invoke("?")
+        llm.invoke("?", lead=None)
+        llm.invoke("?", method={"margin": 0.5})
