@@ -316,7 +316,7 @@ class Ensemble:
                 loading.result()
                 self._refuse_blind([name], kinds)
                 woken.set_result(self._panelist(name))
-            except Exception as error:
+            except BaseException as error:  # a member may raise anything, and the answer waits
                 woken.set_exception(error)
 
         self._loaded(lambda: [name], [name]).add_done_callback(complete)
