@@ -299,9 +299,9 @@ def _rule(lead: str | None, sizes: Mapping[str, int], call: Call) -> str:
     elif call.lead != "auto" or call.method.margin is None:
         return ""  # the user chose the vote
     elif lead:
-        scoring = "at most one member can score drafts without extra requests"
+        scoring = "one of them is a chat model, or fewer than two members can score drafts"
     else:
-        scoring = "two members, or one that only votes, can score drafts without extra requests"
+        scoring = "a verifier, or two members and no chat model, can score drafts"
     known = ", ".join(f"{name} {_millions(size)}" for name, size in sizes.items())
     alike = f"none is known to have at least twice the parameters of every other ({known})"
     return f"{alike}, and {scoring}"

@@ -620,11 +620,13 @@ def test_explain_says_who_leads_and_why_before_the_answer(ask, tmp_path):
     assert code == FINE and out.startswith("no member leads: all vote\n\n")
     said = " ".join(ask("Why?", "--explain", "--quiet")[2].split())
     assert "all vote, because none is known to have at least twice the parameters" in said
-    assert "gamma unknown), and two members, or one that only votes, can score drafts" in said
+    assert (
+        "gamma unknown), and a verifier, or two members and no chat model, can score drafts" in said
+    )
     alone = [ScriptedMember(TEXT, name=name, draft_only=True) for name in ("alpha", "beta")]
     said = " ".join(ask("Why?", "--explain", "--quiet", by=alone)[2].split())
     assert "alpha leads: it is the first member, because none is known" in said
-    assert "at most one member can score drafts without extra requests" in said
+    assert "one of them is a chat model, or fewer than two members can score drafts" in said
     code, out, err = ask("Why?", "--explain", "--lead", "gamma", "-q")
     assert (code, out) == (FINE, f"{OTHER}\n") and "gamma leads: it was named" in err
     by = [ScriptedMember(TEXT, name="alpha")]
