@@ -61,3 +61,8 @@ class Silence:
 def silent(limit_s: float) -> Failure:
     """The failure of a member that gave no sign of life for this long."""
     return Failure("timeout", f"no token for {limit_s:g} s")
+
+
+def late(timeout_s: float) -> Failure:
+    """The failure of a member that exceeded its time limit."""
+    return Failure("timeout", f"did not answer within member_timeout={timeout_s:g} s")

@@ -263,6 +263,9 @@ class DraftJob:
     """How long the member may give no sign of life while it works on this job. None: no limit. The
     worker watches the member as a whole; only a member that works on several jobs in parallel reads
     this."""
+    timeout_s: float | None = None
+    """How long the member may take for a batch with this job. None: no limit. Only a member that
+    ``limits_jobs`` reads this; for others the worker has a timer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +283,8 @@ class ScoreJob:
     new_requests: bool = True
     """As in :class:`DraftJob`."""
     silence_s: float | None = None
+    """As in :class:`DraftJob`."""
+    timeout_s: float | None = None
     """As in :class:`DraftJob`."""
 
 

@@ -28,7 +28,7 @@ from itertools import islice
 from typing import Any
 
 from ..core.replies import checked_reply
-from ..core.silence import quiet_s, silent
+from ..core.silence import late, quiet_s, silent
 from ..core.values import Draft, DraftJob, Effort, Failure, PrefillPending, Scored, ScoreJob
 from ..errors import UsageError, advised, amount, emptied
 from .silence import WATCH, WatchedCall, sign_of
@@ -39,6 +39,8 @@ IDLE_S = 2.0
 """A worker without work ends its thread after this long; the next job starts a new one."""
 PREFILL_SHARE = 0.5
 """Reading long prompts takes at most this share of the time that other work takes meanwhile."""
+GRACE_S = 1.0
+"""How much later than its limit a call is given up if the member fails late jobs itself."""
 
 
 def _ignore(reply: Any) -> None:
@@ -84,7 +86,12 @@ class QueuedJob:
     def request(self) -> Any:
         """What the member is sent."""
         if isinstance(self.job, DraftJob | ScoreJob):
-            return replace(self.job, prefill_chunks=self.prefill_chunks, silence_s=self.silence_s)
+            return replace(
+                self.job,
+                prefill_chunks=self.prefill_chunks,
+                silence_s=self.silence_s,
+                timeout_s=self.timeout_s,
+            )
         return self.job
 
 
@@ -345,7 +352,7 @@ class Worker:
         if self._waits_for_overdue(batch):
             return
         now = time.monotonic()
-        timer = _timer(batch[0].timeout_s, self._give_up, batch, now)
+        timer = _timer(_time_limit(batch), self._give_up, batch, now)
         watched = self._watched(batch, now)
         began, since = time.time(), time.perf_counter()
         replies = run_batch(batch)
@@ -411,9 +418,9 @@ class Worker:
             overdue = self._leave_thread_to(batch, since)
             if overdue is None:
                 return
-            late, overdue.open = overdue.open, []
-        message = f"did not answer within member_timeout={batch[0].timeout_s:g} s"
-        _deliver([(queued, Failure("timeout", message)) for queued in late])
+            given_up, overdue.open = overdue.open, []
+        failure = late(batch[0].timeout_s or 0.0)
+        _deliver([(queued, failure) for queued in given_up])
 
     def _give_up_silent(self, batch: list[QueuedJob], since: float, failure: Failure) -> None:
         """The member gives no sign of life: fail the jobs that have a limit of silence. The others
@@ -423,8 +430,8 @@ class Worker:
             if overdue is None:
                 return
             overdue.note_silence()
-            late, overdue.open = _split(overdue.open)
-        _deliver([(queued, failure) for queued in late])
+            given_up, overdue.open = _split(overdue.open)
+        _deliver([(queued, failure) for queued in given_up])
 
     def _leave_thread_to(self, batch: list[QueuedJob], since: float) -> Overdue | None:
         """Leave the thread to this call, and continue with a new one. None: the call has returned.
@@ -508,6 +515,22 @@ def _timer(after_s: float | None, act: Callable[..., None], *args: Any) -> threa
     timer.daemon = True
     timer.start()
     return timer
+
+
+def _time_limit(batch: list[QueuedJob]) -> float | None:
+    """When the call is given up. A member that fails late jobs itself returns before that, and is
+    free for the next batch."""
+    limit_s = batch[0].timeout_s
+    if limit_s is None or not _limits_jobs(batch[0].executor):
+        return limit_s
+    return limit_s + GRACE_S
+
+
+def _limits_jobs(member: Any) -> bool:
+    try:
+        return bool(getattr(member, "limits_jobs", False))
+    except Exception:  # a member may raise anything
+        return False
 
 
 def signer_of(batch: list[QueuedJob]) -> Any:

@@ -1,8 +1,9 @@
 """Works on several jobs of one member at the same time, for members that wait for a server or a
 chat model.
 
-Each job has a thread and signs of life of its own. A job that is silent for too long fails alone:
-its thread is left to it, and what it returns later is dropped.
+Each job has a thread and signs of life of its own. A job that is silent for too long, or exceeds
+its time limit, fails alone: its thread is left to it, and what it returns later is dropped. The
+member is free for the next jobs.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
-from ..core.silence import Silence, silent
+from ..core.silence import Silence, late, silent
 from ..core.values import DraftJob, Failure, ScoreJob
 from ..errors import MemberError, UsageError, amount
 
@@ -43,13 +45,13 @@ class Concurrent(Protocol):
 
 
 def each(member: Concurrent, jobs: Sequence[Any], work: Work) -> list[Any]:
-    """The replies to all jobs, in order. A job that fails, or is silent for longer than its
-    ``silence_s``, does not affect the others.
+    """The replies to all jobs, in order. A job that fails, is silent for longer than its
+    ``silence_s``, or is not done after its ``timeout_s``, does not affect the others.
 
     The threads are daemons, because those of ``concurrent.futures`` keep a program from ending
     while a server hangs.
     """
-    if len(jobs) == 1 and jobs[0].silence_s is None:
+    if len(jobs) == 1 and not _is_limited(jobs[0]):
         return [_reply(jobs[0], work)]
     return _Calls(member, jobs, work).replies()
 
@@ -60,14 +62,35 @@ def note_sign(ahead_s: float = 0.0) -> None:
 
     Raises if the job was given up, so that nothing more is read for it.
     """
+    refuse_late()
     call: _Call | None = getattr(_THREAD, "call", None)
-    if call is None:
-        return
-    if call.is_late:
+    if call is not None:
+        call.sign = time.monotonic() + ahead_s
+
+
+def refuse_late() -> None:
+    """Raise if the job that this thread works on was given up."""
+    call: _Call | None = getattr(_THREAD, "call", None)
+    if call is not None and call.is_late:
         raise MemberError(
             "the request was given up before this part of its reply arrived", kind="timeout"
         )
-    call.sign = time.monotonic() + ahead_s
+
+
+@contextmanager
+def interrupted_by(interrupt: Callable[[], None]) -> Iterator[None]:
+    """If the job that this thread works on is given up meanwhile, call ``interrupt`` from another
+    thread."""
+    call: _Call | None = getattr(_THREAD, "call", None)
+    if call is None:
+        yield
+        return
+    call.set_interrupt(interrupt)
+    try:
+        refuse_late()  # it may have been given up before the interrupt was set
+        yield
+    finally:
+        call.set_interrupt(None)
 
 
 class _Call:
@@ -81,6 +104,18 @@ class _Call:
         """Whether it was given up."""
         limit_s = job.silence_s
         self.silence = None if limit_s is None else Silence(limit_s, self.sign, self.sign)
+        self._interrupt: Callable[[], None] | None = None
+        self._lock = threading.Lock()
+
+    def set_interrupt(self, interrupt: Callable[[], None] | None) -> None:
+        with self._lock:
+            self._interrupt = interrupt
+
+    def give_up(self) -> None:
+        self.is_late = True
+        with self._lock:  # so that nothing is interrupted after it has ended
+            if self._interrupt is not None:
+                self._interrupt()
 
 
 class _Calls:
@@ -93,6 +128,9 @@ class _Calls:
         self._under_way: dict[_Call, None] = {}
         self._replies: list[Any] = [None] * len(jobs)
         self._news = threading.Condition()
+        # The worker puts jobs with different time limits into different batches.
+        self._timeout_s = jobs[0].timeout_s if jobs else None
+        self._began = time.monotonic()
 
     def replies(self) -> list[Any]:
         """Work on all jobs, at most ``max_concurrency`` at a time."""
@@ -101,16 +139,26 @@ class _Calls:
                 while self._waiting and len(self._under_way) < self._member.max_concurrency:
                     self._begin(*self._waiting.popleft())
                 if self._under_way:
-                    limits = [call.silence for call in self._under_way if call.silence]
-                    self._news.wait(min((limit.pause_s for limit in limits), default=None))
+                    self._news.wait(self._pause_s())
                     self._give_up_silent()
+                    self._give_up_late()
         return self._replies
+
+    def _pause_s(self) -> float | None:
+        """The time until the next check of the limits; None: there are none."""
+        pauses = [call.silence.pause_s for call in self._under_way if call.silence]
+        if self._timeout_s is not None:
+            pauses.append(max(self._left_s(self._timeout_s), 0.0))
+        return min(pauses, default=None)
+
+    def _left_s(self, timeout_s: float) -> float:
+        return self._began + timeout_s - time.monotonic()
 
     def _begin(self, at: int, job: Job) -> None:
         name = self._member.name
-        late = _LATE.get(self._member, 0)
-        if job.silence_s is not None and late >= self._member.max_concurrency:
-            message = f"still waiting for {amount(late, 'earlier request')} without a reply"
+        hung = _LATE.get(self._member, 0)
+        if _is_limited(job) and hung >= self._member.max_concurrency:
+            message = f"still waiting for {amount(hung, 'earlier request')} without a reply"
             self._replies[at] = Failure("timeout", message)
             return
         call = _Call(at, job)
@@ -139,16 +187,33 @@ class _Calls:
         self._member.note_sign()  # the worker need not watch, because this thread does
         now = time.monotonic()
         for call in list(self._under_way):
-            if call.silence is None or not call.silence.is_too_long(now, call.sign):
-                continue
-            call.is_late = True
-            del self._under_way[call]
-            self._replies[call.at] = silent(call.silence.limit_s)
-            self._count_late(1)
+            if call.silence is not None and call.silence.is_too_long(now, call.sign):
+                self._give_up(call, silent(call.silence.limit_s))
+
+    def _give_up_late(self) -> None:
+        """When the time is over, fail all jobs that are not done."""
+        if self._timeout_s is None or self._left_s(self._timeout_s) > 0:
+            return
+        failure = late(self._timeout_s)
+        for call in list(self._under_way):
+            self._give_up(call, failure)
+        while self._waiting:
+            at, _ = self._waiting.popleft()
+            self._replies[at] = failure
+
+    def _give_up(self, call: _Call, failure: Failure) -> None:
+        del self._under_way[call]
+        self._replies[call.at] = failure
+        self._count_late(1)
+        call.give_up()
 
     def _count_late(self, change: int) -> None:
         with _LATE_LOCK:
             _LATE[self._member] = _LATE.get(self._member, 0) + change
+
+
+def _is_limited(job: Job) -> bool:
+    return job.silence_s is not None or job.timeout_s is not None
 
 
 def _reply(job: Job, work: Work) -> Any:

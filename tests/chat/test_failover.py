@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import importlib
 import json
 import random
 import re
@@ -40,6 +41,7 @@ WORDS = 24
 """The length of a script in which random failures happen."""
 LATE_S = 0.25
 """The limit after which a hung member is late."""
+DRIVE = importlib.import_module("langchain_specfuse.engine.drive")  # the package has a function
 
 
 class StatusError(Exception):
@@ -600,6 +602,26 @@ def test_the_next_answers_begin_with_the_reserve_until_the_pause_is_over(now):
     now.seconds += breaker.FIRST_PAUSE_S
     for _ in range(2):
         assert writers(llm.invoke("Count.").text) == "a", "it has recovered"
+
+
+@pytest.mark.parametrize("limit", ["member_timeout", "silence"])
+def test_a_provider_that_works_again_leads_again_while_its_earlier_request_hangs(
+    hosted, now, monkeypatch, limit
+):
+    monkeypatch.setattr(DRIVE, "SILENCE_S", 1.0)
+    (first, failing), (second, _) = hosted("a", fails_after=7, how="hang"), hosted("b")
+    llm = SpecFuseChatModel(
+        members=[first, second],
+        segment_tokens=4,
+        member_timeout=1.0 if limit == "member_timeout" else None,
+    )
+    assert writers(llm.invoke("Count.").text) == "ab"
+    failing.fails_after = None
+    now.seconds += breaker.FIRST_PAUSE_S
+    message = llm.invoke("Count.")
+    assert writers(message.text) == "a" and len(failing.asked) == 2
+    assert message.response_metadata["specfuse"]["exits"] == []
+    assert not failing.released.is_set()
 
 
 def test_one_answer_tries_a_member_again_while_others_go_on_with_the_reserve(now):

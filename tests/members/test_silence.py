@@ -1,5 +1,5 @@
 """Every kind of member gives signs of life while it works, so that a slow one is not late; one that
-hangs is, and its other jobs are not."""
+hangs is, and its other jobs are not. The same is true of time limits."""
 
 from __future__ import annotations
 
@@ -29,6 +29,12 @@ from .test_chat_model import STORY, Talker, talker
 LIMIT_S = 1.0
 PATIENCE_S = 30.0
 SILENT = Failure("timeout", "no token for 1 s")
+LATE = Failure("timeout", "did not answer within member_timeout=1 s")
+LIMITS: list[tuple[dict[str, float | None], Failure]] = [
+    ({}, SILENT),
+    ({"silence_s": None, "timeout_s": LIMIT_S}, LATE),
+]
+"""Limits of a job, and how it fails when it hangs."""
 _NUMBERS = itertools.count()
 
 
@@ -39,7 +45,13 @@ def until(condition: Callable[[], object]) -> bool:
     return bool(condition())
 
 
-def replies_of(member: Any, jobs: Sequence[DraftJob], silence_s: float = LIMIT_S) -> list[Any]:
+def replies_of(
+    member: Any,
+    jobs: Sequence[DraftJob],
+    silence_s: float | None = LIMIT_S,
+    timeout_s: float | None = None,
+    worker: Worker | None = None,
+) -> list[Any]:
     """The replies that a worker delivers, in the order of the jobs."""
     replies: dict[str, Any] = {}
 
@@ -47,11 +59,16 @@ def replies_of(member: Any, jobs: Sequence[DraftJob], silence_s: float = LIMIT_S
         def deliver(reply: Any) -> None:
             replies[job.query.id] = reply
 
-        return QueuedJob(member, "draft", job, deliver, silence_s=silence_s)
+        return QueuedJob(member, "draft", job, deliver, silence_s=silence_s, timeout_s=timeout_s)
 
-    Worker(f"silence-{next(_NUMBERS)}").put(*map(queued, jobs))
+    worker = worker or new_worker()
+    worker.put(*map(queued, jobs))
     assert until(lambda: len(replies) == len(jobs)), replies
     return [replies[job.query.id] for job in jobs]
+
+
+def new_worker() -> Worker:
+    return Worker(f"silence-{next(_NUMBERS)}")
 
 
 def asking(question: str, **options: Any) -> DraftJob:
@@ -108,29 +125,44 @@ def test_a_chat_model_that_streams_slowly_is_not_late(hanging: Any) -> None:
     assert reply.text.count(" ") > 5
 
 
-def test_one_request_that_hangs_does_not_fail_the_others(hanging: Any) -> None:
-    member = ChatModelMember(hanging(at=2), name="some", max_concurrency=4)
+@pytest.mark.parametrize(("limits", "failure"), LIMITS, ids=["silence", "time"])
+def test_one_request_that_hangs_does_not_fail_the_others(
+    hanging: Any, limits: Any, failure: Failure
+) -> None:
+    member = ChatModelMember(hanging(at=2), name="some", max_concurrency=5)
     jobs = [asking("hang" if number % 8 == 3 else "Why?") for number in range(32)]
-    replies = replies_of(member, jobs)
+    replies = replies_of(member, jobs, **limits)
     for job, reply in zip(jobs, replies, strict=True):
         if job.query.turns[-1].text == "hang":
-            assert reply == SILENT
+            assert reply == failure
         else:
             assert isinstance(reply, Draft) and STORY.startswith(reply.text)
 
 
-def test_a_member_is_asked_again_while_an_earlier_request_hangs(hanging: Any) -> None:
-    member = ChatModelMember(hanging(), name="again")
-    assert replies_of(member, [asking("hang")]) == [SILENT]
-    (reply,) = replies_of(member, [asking("Why?")])
+@pytest.mark.parametrize(("limits", "failure"), LIMITS, ids=["silence", "time"])
+def test_a_member_is_asked_again_while_an_earlier_request_hangs(
+    hanging: Any, limits: Any, failure: Failure
+) -> None:
+    member, worker = ChatModelMember(hanging(), name="again"), new_worker()
+    assert replies_of(member, [asking("hang")], worker=worker, **limits) == [failure]
+    (reply,) = replies_of(member, [asking("Why?")], worker=worker, **limits)
     assert isinstance(reply, Draft)
 
 
-def test_requests_that_hang_do_not_pile_up(hanging: Any) -> None:
+def test_jobs_that_could_not_begin_within_the_time_limit_fail_at_it(hanging: Any) -> None:
+    member = ChatModelMember(hanging(), name="queued", max_concurrency=1)
+    jobs = [asking("hang"), asking("Why?")]
+    assert replies_of(member, jobs, silence_s=None, timeout_s=LIMIT_S) == [LATE, LATE]
+    assert len(member.model.asked) == 1
+
+
+@pytest.mark.parametrize("limit", ["silence_s", "timeout_s"])
+def test_requests_that_hang_do_not_pile_up(hanging: Any, limit: str) -> None:
     member = ChatModelMember(hanging(), name="pile", max_concurrency=2)
+    limits = {"silence_s": None, limit: 0.1}
     for _ in range(2):
-        assert replies_of(member, [asking("hang")], silence_s=0.1)[0].kind == "timeout"
-    (refused,) = replies_of(member, [asking("hang")])
+        assert replies_of(member, [asking("hang")], **limits)[0].kind == "timeout"
+    (refused,) = replies_of(member, [asking("hang")], **limits)
     assert refused == Failure("timeout", "still waiting for 2 earlier requests without a reply")
     namesake = ChatModelMember(hanging(), name="pile", max_concurrency=2)
     (reply,) = replies_of(namesake, [asking("Why?")])
@@ -235,13 +267,19 @@ def drawing(path: str) -> bool:
     return "completion" in path
 
 
-def test_a_server_that_hangs_is_late_and_leaves_no_thread(served: Any) -> None:
+@pytest.mark.parametrize(("limits", "failure"), LIMITS, ids=["silence", "time"])
+def test_a_server_that_hangs_is_late_and_its_connection_is_shut(
+    served: Any, limits: Any, failure: Failure
+) -> None:
     server, member = served
     server.fault = lambda path, _: "hang" if drawing(path) else None
-    assert replies_of(member, [asking("Why?")]) == [SILENT]
-    server.fault = None
-    server.go.set()
+    worker, since = new_worker(), time.monotonic()
+    assert replies_of(member, [asking("Why?")], worker=worker, **limits) == [failure]
     assert until(lambda: not threads_of("served"))
+    assert time.monotonic() - since < member.address.timeout_s - 1
+    server.fault = None
+    (reply,) = replies_of(member, [asking("Why?")], worker=worker, **limits)
+    assert isinstance(reply, Draft)
 
 
 def test_a_response_in_one_piece_has_a_second_for_each_token_beyond_the_first(served: Any) -> None:

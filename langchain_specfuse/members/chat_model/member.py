@@ -191,6 +191,8 @@ class ChatModelMember:
         """A copy that shares the chat model, which may hold clients and locks."""
         return copy.copy(self)
 
+    limits_jobs = True
+    """It fails late jobs itself, as in :class:`.Member`."""
     is_hosted = True
     """Whether what it reads and writes is part of an answer's cost."""
 

@@ -13,9 +13,9 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 from weakref import WeakSet
 
@@ -24,7 +24,7 @@ import httpx2
 from ...errors import MemberError, UsageError, advised
 from ...secret_values import remember
 from ..network import through_proxy, to_reach
-from ..threads import SHOWN, note_sign
+from ..threads import SHOWN, interrupted_by, note_sign, refuse_late
 
 log = logging.getLogger("langchain_specfuse")
 
@@ -126,10 +126,7 @@ class Client:
         """Close all connections. Requests under way fail."""
         self._closed = True
         for stream in list(self._streams):
-            try:
-                stream.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
-            except OSError:  # it has ended by itself
-                pass
+            _shut(stream)
         self._client.close()
 
     def note_sign(self) -> None:
@@ -179,6 +176,7 @@ class Client:
         try:
             return self._reply(method, path, body, deadline)
         except httpx2.TransportError as error:
+            refuse_late()  # its connection was shut here, and says nothing about the server
             # A server that has not replied in time may still be at work: another request would only
             # add to its load.
             if isinstance(error, httpx2.ReadTimeout):
@@ -225,9 +223,18 @@ class Client:
             (".connect_tcp.complete", ".connect_unix_socket.complete", ".start_tls.complete")
         ):
             stream = info["return_value"]
-            read = stream.read
-            stream.read = lambda size, timeout=None: read(size, self._left())
+            stream.read = partial(self._read, stream.read, partial(_shut, stream))
             self._streams.add(stream)
+
+    def _read(
+        self,
+        read: Callable[..., bytes],
+        interrupt: Callable[[], None],
+        size: int,
+        timeout: float | None = None,
+    ) -> bytes:
+        with interrupted_by(interrupt):
+            return read(size, self._left())
 
     def parsed(self, reply: HttpReply) -> Any:
         """The reply's JSON. Raises if the server sent an error, or something that is not JSON."""
@@ -294,6 +301,14 @@ class Client:
     def _server(self, path: str) -> str:
         short = path.removeprefix(httpx2.URL(self.address.root).path.rstrip("/"))
         return f"the server at {self.address.url} ({short}){self._proxy}"
+
+
+def _shut(stream: Any) -> None:
+    """Shut a connection, which wakes the thread that reads from it."""
+    try:
+        stream.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+    except OSError:  # it has ended by itself
+        pass
 
 
 def _key_in(variable: str) -> str:

@@ -129,6 +129,9 @@ class ServerMember:
         self.system_prompt = system_prompt
         self._start_unconnected()
 
+    limits_jobs = True
+    """It fails late jobs itself, as in :class:`.Member`."""
+
     def _start_unconnected(self) -> None:
         self._client: Client | None = None
         self._session: TokenSession | None = None
