@@ -30,7 +30,7 @@ class Routing:
     lead: str | None
     """None if all members vote as equals."""
     by: str
-    """A key of :data:`REASONS`, or ``vote``."""
+    """A key of ``REASONS``, or ``vote``."""
     expected: Mapping[str, float] = field(default_factory=dict)
     """member -> the share of right answers that is expected of it, if that is known."""
     rule: str = ""

@@ -78,7 +78,7 @@ class Member(Protocol):
     member without the attribute may take a second more for each token beyond the first 30 of a
     batch. A member that waits for several jobs at the same time, for example on a server, should
     watch each job itself (``DraftJob.silence_s``), so that a job that hangs fails alone. If it also
-    fails jobs at their ``timeout_s`` with :func:`.core.silence.late`, it has an attribute
+    fails jobs at their ``timeout_s`` with ``core.silence.late``, it has an attribute
     ``limits_jobs = True``; then a hung job does not keep it from its next jobs.
     """
 
