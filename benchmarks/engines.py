@@ -82,7 +82,8 @@ def here(size: str, tokens: int) -> Ways:
     led, equals = Settings(max_tokens=tokens), Settings(max_tokens=tokens, lead=None)
     found = {f"alone {member.name}": written([member], equals) for member in members}
     ensemble = Ensemble(members)
-    if lead := ensemble.lead(ensemble.loaded().result(), led):
+    ensemble.loaded().result()
+    if lead := ensemble.lead(led):
         found[f"led {lead}"] = written(members, led)
     found["all"] = written(members, equals)
     whole = Settings(max_tokens=tokens, segment_tokens=tokens, lead=None)

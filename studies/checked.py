@@ -88,12 +88,15 @@ class Set:
 
 
 PAIR = ("lead", "smollm2")
+CONSULTING: Mapping[str, Any] = {"method": {"margin": 0.5}}
+"""The lead asks the other member where it is unsure. This was the default when the study was
+planned."""
 SEGMENTS = {
     LEAD: Way(seconds=4),
     RETRIES: Way(retries=4, seconds=11),
-    "pair": Way(PAIR, seconds=7),
+    "pair": Way(PAIR, options=CONSULTING, seconds=7),
     "checked": Way(is_checked=True, seconds=5),
-    "checked pair": Way(PAIR, is_checked=True, seconds=8),
+    "checked pair": Way(PAIR, is_checked=True, options=CONSULTING, seconds=8),
 }
 WHOLE: Mapping[str, Any] = {"segment": "answer", "samples": 6}
 HALF: Mapping[str, Any] = {"segment": "answer", "samples": 3}
@@ -106,7 +109,7 @@ SETS = {
         {
             LEAD: Way(seconds=5),
             RETRIES: Way(retries=5, seconds=14),
-            "pair": Way(PAIR, seconds=6),
+            "pair": Way(PAIR, options=CONSULTING, seconds=6),
             "samples": Way(options={**WHOLE, "result": programs.same_program}, seconds=22),
             "checked": Way(is_checked=True, options=WHOLE, seconds=14),
             "checked smollm2": Way(PAIR, is_checked=True, options=HALF, seconds=14),
