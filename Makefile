@@ -25,7 +25,7 @@ demo: export DEMO := $(DEMO)
 demo: .venv-demo/.ready ## watch two real language models write one answer (QUESTION="..." asks another, DEMO=small is light)
 	.venv-demo/bin/langchain-specfuse --yes --lead none "$$QUESTION"
 
-test: .venv/.ready ## run the tests, real models included: about five minutes on two cores
+test: .venv/.ready ## run the tests, real models included: about seven minutes on two cores
 	scripts/pytest -m "not long and not serving"
 
 test-rest: .venv/.ready ## run what `make test` leaves out: long tests, real engines (`make engine` first) and Ray clusters

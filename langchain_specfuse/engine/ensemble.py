@@ -205,7 +205,10 @@ class Ensemble:
         if isinstance(error, MemberError):
             # An error of any kind: without a pause, the member would be loaded again immediately.
             self.breaker.failed(name, "error")
-        log.warning("%s cannot be loaded: %s", name, error)
+        with self._lock:
+            is_raised = any(name in call.needed() for call in self._waiting)
+        if not is_raised:  # the others go on without it
+            log.warning("%s cannot be loaded: %s", name, error)
 
     # - who takes part
 
