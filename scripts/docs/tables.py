@@ -112,7 +112,11 @@ def numbers(results: Result) -> str:
         for way, one in ways.items():
             kind, _, name = way.partition(" ")
             if kind == "server":
-                shown = f"{speeds['all'] / speeds[kind]:.2f} times its tokens/s while all vote"
+                voting = f"{speeds['all'] / speeds[kind]:.2f} times"
+                leading = f"{speeds['default'] / speeds[kind]:.2f} times"
+                shown = f"{voting} its tokens/s"
+                if "led" in speeds:
+                    shown = f"{leading} its tokens/s as the lead (the default), {voting} in a vote"
                 rows[kind] = (f"{name} alone in llama-server", f"`{size}`", shown)
             elif kind == "whole":
                 shown = (
