@@ -74,6 +74,8 @@ class Way:
     seconds: float = 8.0
     """About how long a question takes on two idle cores. The mean of the answers replaces it once
     there are some."""
+    count: int | None = None
+    """How many sealed questions are asked, if fewer than the set has."""
 
 
 @dataclass(frozen=True)
@@ -88,15 +90,17 @@ class Set:
 
 
 PAIR = ("lead", "smollm2")
+FEWER = 100
+"""So many sealed questions are asked in a way without a bar."""
 CONSULTING: Mapping[str, Any] = {"method": {"margin": 0.5}}
 """The lead asks the other member where it is unsure. This was the default when the study was
 planned."""
 SEGMENTS = {
     LEAD: Way(seconds=4),
     RETRIES: Way(retries=4, seconds=11),
-    "pair": Way(PAIR, options=CONSULTING, seconds=7),
     "checked": Way(is_checked=True, seconds=5),
-    "checked pair": Way(PAIR, is_checked=True, options=CONSULTING, seconds=8),
+    "pair": Way(PAIR, options=CONSULTING, seconds=7, count=FEWER),
+    "checked pair": Way(PAIR, is_checked=True, options=CONSULTING, seconds=8, count=FEWER),
 }
 WHOLE: Mapping[str, Any] = {"segment": "answer", "samples": 6}
 HALF: Mapping[str, Any] = {"segment": "answer", "samples": 3}
@@ -109,15 +113,19 @@ SETS = {
         {
             LEAD: Way(seconds=5),
             RETRIES: Way(retries=5, seconds=14),
-            "pair": Way(PAIR, options=CONSULTING, seconds=6),
-            "samples": Way(options={**WHOLE, "result": programs.same_program}, seconds=22),
             "checked": Way(is_checked=True, options=WHOLE, seconds=14),
-            "checked smollm2": Way(PAIR, is_checked=True, options=HALF, seconds=14),
-            "checked gemma": Way(("lead", "gemma"), is_checked=True, options=HALF, seconds=16),
+            "pair": Way(PAIR, options=CONSULTING, seconds=6, count=FEWER),
+            "samples": Way(
+                options={**WHOLE, "result": programs.same_program}, seconds=22, count=FEWER
+            ),
+            "checked smollm2": Way(PAIR, is_checked=True, options=HALF, seconds=14, count=FEWER),
+            "checked gemma": Way(
+                ("lead", "gemma"), is_checked=True, options=HALF, seconds=16, count=FEWER
+            ),
         },
-        240,
+        200,
     ),
-    "sources": Set(sources.cases, sources.MAX_TOKENS, SEGMENTS, 288),
+    "sources": Set(sources.cases, sources.MAX_TOKENS, SEGMENTS, 144),
 }
 
 
@@ -293,7 +301,8 @@ def ask_all(
     stored = {(answer.way, answer.question) for answer in answers}
     lock = Lock()
     for way in ways:
-        remaining = [case for case in cases if (way, case.id) not in stored]
+        asked = cases[: SETS[name].ways[way].count]
+        remaining = [case for case in asked if (way, case.id) not in stored]
         if not remaining:
             continue
         asker.load(SETS[name].ways[way])
@@ -518,7 +527,8 @@ def plan_of(
     lines, whole = [], 0.0
     for way in ways:
         stored = by_way.get(way, {})
-        left = sum(case.id not in stored for case in cases)
+        asked = cases[: SETS[name].ways[way].count]
+        left = sum(case.id not in stored for case in asked)
         each = SETS[name].ways[way].seconds
         if len(stored) >= 5:
             each = _mean([answer.total("seconds") for answer in stored.values()])
