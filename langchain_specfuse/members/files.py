@@ -23,7 +23,7 @@ from .text.thinking import HARMONY, TAGS
 
 LENGTHS = ("max_position_embeddings", "n_positions")
 """The names in config.json of the longest text that a model reads, in tokens."""
-_TEXT_CONFIGS = ("decoder", "generator", "text_config")
+TEXT_CONFIGS = ("decoder", "generator", "text_config")
 """Keys of config.json under which a multimodal model describes its language model, in transformers'
 order."""
 
@@ -83,7 +83,7 @@ def _of_folder(arguments: Mapping[str, Any]) -> tuple[int | None, Any]:
         return None, None
     config = {**json.loads(_text(arguments, "config.json")), **changed}
     tokenizer = json.loads(_text(arguments, "tokenizer_config.json") or "{}")
-    config = next((config[key] for key in _TEXT_CONFIGS if config.get(key)), config)
+    config = next((config[key] for key in TEXT_CONFIGS if config.get(key)), config)
     if not any(map(config.get, LENGTHS)):
         return None, None  # the default of the model's class counts, which only transformers knows
     template = _text(arguments, "chat_template.jinja") or tokenizer.get("chat_template")
@@ -134,6 +134,8 @@ def refuse_unsafe(folder: Path) -> None:
 _STRING, _ARRAY = 8, 9
 _NUMBERS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 """The kinds of a GGUF file's values, as ``struct`` calls them."""
+_LAYERS = 512
+"""An array of more numbers than this describes tokens, not layers; llama.cpp has the same bound."""
 
 
 def gguf_length(meta: Callable[[str], Any]) -> int | None:
@@ -163,8 +165,8 @@ def _read_gguf(path: Path, _changed: int) -> tuple[int | None, Any]:
 
 
 def gguf_metadata(file: BinaryIO) -> dict[str, Any]:
-    """The numbers and texts at the head of a GGUF file. Arrays, such as the vocabulary, are passed
-    over (None)."""
+    """The numbers and texts at the head of a GGUF file, and its arrays of a number per layer. Other
+    arrays, such as the vocabulary, are passed over (None)."""
 
     def number(kind: str) -> Any:
         return struct.unpack(f"<{kind}", file.read(struct.calcsize(kind)))[0]
@@ -178,6 +180,8 @@ def gguf_metadata(file: BinaryIO) -> dict[str, Any]:
         if kind != _ARRAY:
             return number(_NUMBERS[kind])
         kind, count = number("I"), number("Q")
+        if kind in _NUMBERS and count <= _LAYERS:
+            return [number(_NUMBERS[kind]) for _ in range(count)]
         if kind in _NUMBERS:
             file.seek(count * struct.calcsize(_NUMBERS[kind]), os.SEEK_CUR)
         else:

@@ -1,0 +1,221 @@
+"""What a model needs by its files equals what it takes once it is loaded."""
+
+from __future__ import annotations
+
+import json
+
+import gguf
+import pytest
+import torch
+import transformers
+from huggingface_hub import constants
+
+from langchain_specfuse.demo import ENSEMBLES, file_of
+from langchain_specfuse.errors import MemberError, UsageError
+from langchain_specfuse.members.llamacpp.member import LlamaCppMember
+from langchain_specfuse.members.sizes import DEFAULTS, Size, size_of
+
+from . import tiny
+
+TOKENS = 48
+"""Longer than the tiny models' sliding windows."""
+
+
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory):
+    """Return a folder with a tiny model, as ``save_pretrained`` writes it."""
+
+    def saved(arch, **made_with):
+        path = tmp_path_factory.mktemp("models") / arch
+        for part in tiny.cached(arch, 1, **made_with):
+            part.save_pretrained(path)
+        return path
+
+    return saved
+
+
+def changed(folder, **values):
+    """Change values of config.json; None removes one."""
+    file = folder / "config.json"
+    config = {**json.loads(file.read_text()), **values}
+    file.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+
+
+def cached_bytes(model, tokens):
+    """Return the bytes of all keys, values and states after so many tokens."""
+    ids = torch.arange(tokens)[None] % 200
+    with torch.no_grad():
+        output = model(ids, use_cache=True)
+    cache = output.get("past_key_values") or output["cache_params"]
+    tensors = [
+        value
+        for layer in cache.layers
+        for state in vars(layer).values()
+        for value in (state.values() if isinstance(state, dict) else [state])
+        if isinstance(value, torch.Tensor) and value.is_floating_point()
+    ]
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+@pytest.mark.parametrize("arch", tiny.three_first(list(tiny.ARCHITECTURES)))
+def test_weights_and_caches_are_those_of_the_loaded_model(arch, folder_of):
+    model, _ = tiny.cached(arch, 1)
+    size = size_of(str(folder_of(arch)))
+    weights = {id(tensor): tensor.nbytes for tensor in model.state_dict().values()}
+    assert size.weight_bytes == sum(weights.values())
+    assert not size.is_estimate
+    computed, taken = size.cache_bytes(TOKENS), cached_bytes(model, TOKENS)
+    # Of a sliding window, transformers keeps all but the token that comes next.
+    assert taken <= computed <= taken * 1.25
+
+
+@pytest.mark.parametrize("tokens", [16, 160])
+def test_the_cache_grows_with_the_text(tokens, folder_of):
+    model, _ = tiny.cached("qwen3", 1)
+    size = size_of(str(folder_of("qwen3")))
+    assert size.cache_bytes(tokens) == cached_bytes(model, tokens)
+
+
+def test_a_latent_cache_is_one_vector_per_layer_on_every_gpu(folder_of):
+    folder = folder_of("llama")
+    changed(folder, kv_lora_rank=12, qk_rope_head_dim=4)
+    size = size_of(str(folder))
+    assert size.cache_bytes_per_token == 2 * (12 + 4) * 4
+    assert size.cache_bytes(100, gpus=2) == size.cache_bytes(100)
+
+
+def test_gpus_divide_the_heads_of_the_cache():
+    size = Size("m", 1, 1000, cache_bytes_per_answer=10, heads=8, cache_heads=2)
+    assert [size.cache_bytes(1, gpus) for gpus in (1, 2, 4)] == [1010, 505, 505]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "quantization", "factor"),
+    [(None, None, 1), ("auto", None, 1 / 2), ("float32", None, 1), ("bfloat16", None, 1 / 2)],
+)
+def test_the_precision_counts_for_weights_and_caches(dtype, quantization, factor, folder_of):
+    folder = str(folder_of("llama"))
+    stored = size_of(folder)
+    loaded = size_of(folder, dtype=dtype, quantization=quantization)
+    assert loaded.weight_bytes == stored.weight_bytes * factor
+    assert loaded.cache_bytes_per_token == stored.cache_bytes_per_token * factor
+
+
+def test_quantizing_while_loading_leaves_embeddings_as_they_are(folder_of):
+    model, _ = tiny.cached("llama", 1)
+    size = size_of(str(folder_of("llama")), dtype="auto", quantization="fp8")
+    tables = sum(
+        weight.numel()
+        for name, weight in model.named_parameters()
+        if "embed" in name or "lm" in name
+    )
+    vectors = sum(weight.numel() for weight in model.parameters() if weight.ndim == 1)
+    matrices = sum(weight.numel() for weight in model.parameters()) - tables - vectors
+    assert size.weight_bytes == 2 * (tables + vectors) + matrices and size.is_estimate
+
+
+def test_an_unknown_precision_is_refused(folder_of):
+    with pytest.raises(UsageError, match="dtype='int3'") as caught:
+        size_of(str(folder_of("llama")), dtype="int3")
+    assert "bfloat16" in caught.value.__notes__[0]
+
+
+def test_shards_count_together_with_or_without_their_files(folder_of, tmp_path):
+    model, _ = tiny.cached("llama", 1)
+    whole = size_of(str(folder_of("llama")))
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    shards = sorted(tmp_path.glob("*.safetensors"))
+    assert len(shards) > 1
+    (tmp_path / "consolidated.safetensors").write_bytes(b"a second copy")
+    assert size_of(str(tmp_path)).weight_bytes == whole.weight_bytes
+    shards[0].unlink()  # not fetched yet
+    assert size_of(str(tmp_path)).weight_bytes == whole.weight_bytes
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen3", "gemma3", "phi3"])
+def test_a_config_alone_gives_an_estimate(arch, folder_of, tmp_path, monkeypatch):
+    full = folder_of(arch)
+    snapshot = tmp_path / "models--org--name" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_bytes((full / "config.json").read_bytes())
+    (tmp_path / "models--org--name" / "refs").mkdir()
+    (tmp_path / "models--org--name" / "refs" / "main").write_text("abc")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    estimate, exact = size_of("org/name"), size_of(str(full))
+    assert estimate.is_estimate and not exact.is_estimate
+    assert estimate.weight_bytes == pytest.approx(exact.weight_bytes, rel=0.1)
+    assert estimate.cache_bytes(TOKENS) == exact.cache_bytes(TOKENS)
+
+
+def test_a_config_without_attention_gives_an_estimated_cache(folder_of):
+    folder = folder_of("llama")
+    changed(folder, num_attention_heads=None)
+    size = size_of(str(folder))
+    assert size.is_estimate and size.cache_bytes_per_token > 0
+
+
+def test_a_model_in_neither_place_is_an_error_that_says_both(tmp_path, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(MemberError, match="org/name is neither a folder nor in the hub's cache"):
+        size_of("org/name")
+
+
+@pytest.mark.parametrize("name", list(DEFAULTS))
+def test_what_configs_leave_out_is_what_transformers_assumes(name):
+    config = transformers.AutoConfig.for_model(name)
+    for key, value in DEFAULTS[name].items():
+        if key == "sliding_window_pattern":
+            kinds = config.layer_types[: 2 * value]
+            assert kinds == (["sliding_attention"] * (value - 1) + ["full_attention"]) * 2
+        else:
+            assert getattr(config, key) == value
+
+
+# --- GGUF -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("file", ENSEMBLES["small"], ids=lambda file: file.name)
+def test_a_gguf_file_needs_what_llama_cpp_takes(file):
+    path = file_of(file)
+    size = size_of(str(path))
+    member = LlamaCppMember(path)
+    member.probe()
+    assert size.weight_bytes == path.stat().st_size
+    assert member.cache.token_bytes == pytest.approx(size.cache_bytes_per_token, rel=0.02)
+    member.unload()
+
+
+def parts(folder, count, layers):
+    """Write a split file whose first part has the metadata."""
+    paths = [folder / f"model-{at:05d}-of-{count:05d}.gguf" for at in range(1, count + 1)]
+    writer = gguf.GGUFWriter(paths[0], "llama")
+    writer.add_block_count(layers)
+    writer.add_embedding_length(64)
+    writer.add_head_count(4)
+    writer.add_head_count_kv([2] * (layers - 1) + [0])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    for path in paths[1:]:
+        path.write_bytes(b"x" * 1000)
+    return paths
+
+
+def test_all_parts_of_a_split_file_count(tmp_path):
+    paths = parts(tmp_path, 3, layers=4)
+    size = size_of(str(paths[0]))
+    assert size.weight_bytes == paths[0].stat().st_size + 2000
+    # One of the four layers has no attention.
+    assert size.cache_bytes_per_token == 3 * 2 * (16 + 16) * 2
+    paths[1].unlink()
+    with pytest.raises(MemberError, match=paths[1].name):
+        size_of(str(paths[0]))
+
+
+def test_a_file_that_is_not_gguf_is_refused(tmp_path):
+    (tmp_path / "a.gguf").write_bytes(b"GGML" + bytes(40))
+    with pytest.raises(MemberError, match=r"a\.gguf"):
+        size_of(str(tmp_path / "a.gguf"))
