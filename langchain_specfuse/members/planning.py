@@ -1,0 +1,470 @@
+"""Decides which GPUs a set of members gets, and how much memory each member gets there.
+
+It knows how large the models are (:mod:`.sizes`) and how large the GPUs are. It knows nothing of
+the engine's speed, and loads nothing.
+
+A member needs on each of its GPUs, beside its weights and its cache:
+
+- ``WORKING_BYTES`` inside its own share, for activations and CUDA graphs;
+- ``CONTEXT_BYTES`` outside of it, for the CUDA context.
+
+All members hold the same conversations. So what is left of a GPU is divided in such a way that
+every member there can hold equally many tokens. A member whose tokens are larger gets more.
+"""
+
+from __future__ import annotations
+
+import csv
+import logging
+import os
+import re
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+from ..errors import UsageError, advised, amount
+from .sizes import CONVERSATION, Size, size_of
+
+__all__ = ["Gpu", "Placement", "Size", "described_gpus", "gpus", "place", "size_of"]
+
+log = logging.getLogger("langchain_specfuse")
+
+GIB = 2**30
+ACTIVATION_BYTES = int(1.26 * GIB)
+"""The peak of activations that vLLM measured for Llama-3-8B in its pull request 10511. A smaller
+model needs less."""
+GRAPH_BYTES = GIB // 2
+"""CUDA graphs: vLLM's logs of models with 1B to 30B parameters show 0.3 to 0.5 GiB."""
+WORKING_BYTES = ACTIVATION_BYTES + GRAPH_BYTES
+CONTEXT_BYTES = GIB // 2
+"""The CUDA context of a process and the kernels that it loads. vLLM takes it before it counts."""
+USABLE = 0.92
+"""All members together take at most this part of a GPU, which is vLLM's own default for one."""
+ANSWER_S = 10.0
+"""``nvidia-smi`` has so long to answer; it may hang with a GPU that is lost."""
+TRIES = 10_000
+"""At most so many ways to place a member are tried."""
+FIELDS = ("index", "uuid", "memory.total", "memory.free", "name")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU of this machine, or a described one."""
+
+    index: int
+    """Its number in ``nvidia-smi``: that of CUDA with ``CUDA_DEVICE_ORDER=PCI_BUS_ID``."""
+    total_bytes: int
+    free_bytes: int
+    name: str
+
+    @property
+    def usable_bytes(self) -> int:
+        """What members may take together."""
+        return min(self.free_bytes, int(USABLE * self.total_bytes))
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a member runs, and its memory on each of its GPUs.
+
+    As arguments of vLLM:
+
+    - ``CUDA_VISIBLE_DEVICES`` is ``gpus``, with ``CUDA_DEVICE_ORDER`` set to ``PCI_BUS_ID``;
+    - ``--tensor-parallel-size`` is the number of them;
+    - ``--gpu-memory-utilization`` is ``memory_bytes`` divided by the ``total_bytes`` of the largest
+      of them. It covers weights, activations and cache, and vLLM measures what is left for the
+      cache;
+    - ``--kv-cache-memory-bytes`` is ``cache_bytes``, for a cache whose size does not depend on that
+      measurement. vLLM then ignores the fraction;
+    - ``--max-model-len`` must not exceed ``tokens``, or vLLM refuses to start; -1 lets it choose.
+    """
+
+    member: str
+    gpus: tuple[int, ...]
+    memory_bytes: int
+    """The member's share of each GPU: weights, activations and cache."""
+    weight_bytes: int
+    """The part of the weights on each GPU."""
+    cache_bytes: int
+    tokens: int
+    """How many tokens the cache holds, in conversations of about 4,096 tokens."""
+
+
+# --- the GPUs -------------------------------------------------------------------------------------
+
+
+def gpus() -> list[Gpu]:
+    """The GPUs of this machine that this process may use, by ``nvidia-smi`` and
+    ``$CUDA_VISIBLE_DEVICES``. None without NVIDIA's driver."""
+    query = ["nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(
+            query, capture_output=True, text=True, timeout=ANSWER_S, check=True
+        ).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        log.debug("nvidia-smi shows no GPU: %s", error)
+        return []
+    known: dict[str, Gpu] = {}
+    for row in csv.reader(answer.splitlines(), skipinitialspace=True):
+        if len(row) != len(FIELDS) or not all(cell.isdigit() for cell in (row[0], *row[2:4])):
+            log.warning("nvidia-smi does not tell the memory of a GPU: %s", ", ".join(row))
+            continue
+        index, uuid, total, free, name = row
+        known[uuid] = Gpu(int(index), int(total) << 20, int(free) << 20, name)
+    return _visible(known, os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def _visible(known: Mapping[str, Gpu], chosen: str | None) -> list[Gpu]:
+    """The GPUs that ``$CUDA_VISIBLE_DEVICES`` names by number or by the beginning of their UUID.
+    Like CUDA, this reads up to the first one that does not exist."""
+    if chosen is None:
+        return list(known.values())
+    visible: list[Gpu] = []
+    for text in (part.strip() for part in chosen.split(",")):
+        matching = [
+            gpu
+            for uuid, gpu in known.items()
+            if text == str(gpu.index) or (text.startswith("GPU-") and uuid.startswith(text))
+        ]
+        if len(matching) != 1 or matching[0] in visible:
+            break
+        visible += matching
+    return visible
+
+
+def described_gpus(text: str) -> list[Gpu]:
+    """The GPUs of a machine that is described by their gigabytes.
+
+    >>> [gpu.total_bytes // 10**9 for gpu in described_gpus("80+2x24")]
+    [80, 24, 24]
+    """
+    described: list[Gpu] = []
+    for part in text.replace(" ", "").split("+"):
+        found = re.fullmatch(r"(?:(\d{1,3})[x*])?(\d+(?:\.\d+)?)(?:gb)?", part, re.IGNORECASE)
+        count = int(found[1] or 1) if found else 0
+        size = int(float(found[2]) * 10**9) if found else 0
+        if not count or not size:
+            error = UsageError(f"GPUs are described by their gigabytes, got {text!r}")
+            raise advised(error, "for example '24', '4x24' or '80+24'")
+        for _ in range(count):
+            described.append(Gpu(len(described), size, size, f"{size / 1e9:g} GB"))
+    return described
+
+
+# --- the members on them --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Member:
+    """A member that is to be placed."""
+
+    name: str
+    size: Size
+    count: int
+    """The number of its GPUs."""
+    pinned: tuple[int, ...] | None
+    memory: float | None
+    """What the user chose: bytes, or a part of a GPU's memory."""
+
+    def weights(self) -> int:
+        return -(-self.size.weight_bytes // self.count)
+
+    def least(self, gpu: Gpu) -> int:
+        """The least memory on this GPU with which the member is of use."""
+        if self.memory is not None:
+            return _chosen_bytes(self.memory, gpu)
+        return self.weights() + WORKING_BYTES + self.size.cache_bytes(CONVERSATION, self.count)
+
+    def works_with(self) -> int:
+        """The memory without which the engine does not start: room for one token."""
+        return self.weights() + WORKING_BYTES + self.size.cache_bytes(1, self.count)
+
+    def token_bytes(self) -> float:
+        return self.size.token_bytes(self.count)
+
+
+def place(
+    sizes: Mapping[str, Size],
+    gpus: Sequence[Gpu],
+    *,
+    pinned: Mapping[str, tuple[int, ...]] | None = None,
+    memory: Mapping[str, float | int] | None = None,
+    tensor_parallel: Mapping[str, int] | None = None,
+) -> list[Placement]:
+    """Place members of these sizes on these GPUs, in the order of ``sizes``.
+
+    Each member goes to the GPU with the most room, so that members share a GPU only where there are
+    fewer GPUs than members, or where a GPU is too small. If that leaves no room for one of them,
+    other ways are tried. A member that is too large for every GPU is divided among the smallest
+    number of GPUs that holds it: 2, 4, 8 ..., a divisor of its attention heads.
+
+    ``pinned``: the indexes of the GPUs that a member must use. ``memory``: a member's share of each
+    of its GPUs, in bytes, or up to 1 as a part of the GPU's memory. ``tensor_parallel``: among how
+    many GPUs a member is divided.
+
+    Raises :class:`.UsageError` if there is no room, and says how much is missing.
+
+    >>> sizes = {"a": Size("a", 16 * 10**9, 131_072), "b": Size("b", 15 * 10**9, 57_344)}
+    >>> [(at.member, at.gpus) for at in place(sizes, described_gpus("2x24"))]
+    [('a', (0,)), ('b', (1,))]
+    >>> [(at.member, at.gpus) for at in place(sizes, described_gpus("80"))]
+    [('a', (0,)), ('b', (0,))]
+    """
+    pinned, memory = pinned or {}, memory or {}
+    tensor_parallel = tensor_parallel or {}
+    for given in (pinned, memory, tensor_parallel):
+        for name in given:
+            if name not in sizes:
+                error = UsageError(f"there is no member {name!r} to be placed")
+                raise advised(error, f"the members are {', '.join(sizes)}")
+    by_index = {gpu.index: gpu for gpu in gpus}
+    if not by_index:
+        raise advised(UsageError("there is no GPU"), "describe one: --gpus 24")
+    members = [
+        _member(name, size, by_index, pinned.get(name), memory.get(name), tensor_parallel.get(name))
+        for name, size in sizes.items()
+    ]
+    # The largest first; names make the result independent of the order.
+    largest = max(by_index.values(), key=lambda gpu: gpu.total_bytes)
+    ordered = sorted(
+        members,
+        key=lambda member: (
+            member.pinned is None,
+            -member.count,
+            -member.least(largest),
+            member.name,
+        ),
+    )
+    room = {index: gpu.usable_bytes for index, gpu in by_index.items()}
+    chosen = _assigned(ordered, by_index, room, iter(range(TRIES)))
+    if chosen is None:
+        raise _no_room(ordered, by_index, room)
+    tokens = _tokens(ordered, chosen, by_index, room)
+    return [_placement(member, chosen[member.name], by_index, tokens) for member in members]
+
+
+def _member(
+    name: str,
+    size: Size,
+    gpus: Mapping[int, Gpu],
+    pinned: tuple[int, ...] | None,
+    memory: float | None,
+    count: int | None,
+) -> _Member:
+    """Check what the user chose for a member, and choose the number of its GPUs."""
+    if pinned is not None:
+        unknown = [index for index in pinned if index not in gpus]
+        if unknown or not pinned or len(set(pinned)) < len(pinned):
+            error = UsageError(f"{name} must use the GPUs {pinned}, but there are {tuple(gpus)}")
+            raise advised(error, "name existing GPUs, each once")
+        if count not in (None, len(pinned)):
+            error = UsageError(
+                f"{name} must use {amount(len(pinned), 'GPU')}, but tensor_parallel is {count}"
+            )
+            raise advised(error, "leave one of the two out")
+        count = len(pinned)
+    if memory is not None and memory <= 0:
+        error = UsageError(f"the memory of {name} must be above 0, got {memory}")
+        raise advised(error, "bytes, or a part of the GPU such as 0.5")
+    if count is not None and (count < 1 or (size.heads or count) % count):
+        heads = size.heads or "an unknown number of"
+        error = UsageError(f"{name} has {heads} heads, which {amount(count, 'GPU')} cannot share")
+        raise advised(error, "choose a divisor")
+    member = _Member(name, size, count or 1, pinned, memory)
+    return member if count is not None else _smallest(member, gpus)
+
+
+def _smallest(member: _Member, gpus: Mapping[int, Gpu]) -> _Member:
+    """The member on the smallest number of GPUs that hold it; on one, if no number does."""
+    divided = member
+    room = {index: gpu.usable_bytes for index, gpu in gpus.items()}
+    while divided.count <= len(gpus) and (member.size.heads or divided.count) % divided.count == 0:
+        for place in _places(divided, gpus, room):
+            if all(divided.least(gpus[index]) >= divided.works_with() for index in place):
+                return divided
+        divided = replace(divided, count=2 * divided.count)
+    return member
+
+
+def _assigned(
+    members: Sequence[_Member],
+    gpus: Mapping[int, Gpu],
+    room: Mapping[int, int],
+    tries: Iterator[int],
+) -> dict[str, tuple[int, ...]] | None:
+    """The GPUs of each member; None if no way to place all was found. Tries the emptiest GPU
+    first."""
+    if not members:
+        return {}
+    member, others = members[0], members[1:]
+    for place in _places(member, gpus, room):
+        if next(tries, None) is None:
+            return None
+        left = dict(room)
+        for index in place:
+            left[index] -= member.least(gpus[index]) + CONTEXT_BYTES
+        rest = _assigned(others, gpus, left, tries)
+        if rest is not None:
+            return {member.name: place, **rest}
+    return None
+
+
+def _places(
+    member: _Member, gpus: Mapping[int, Gpu], room: Mapping[int, int]
+) -> Iterator[tuple[int, ...]]:
+    """The groups of GPUs that have room for the member, those with the most room first. Of GPUs
+    that are equal, only the first is tried."""
+
+    def holds(index: int) -> bool:
+        return room[index] >= member.least(gpus[index]) + CONTEXT_BYTES
+
+    if member.pinned is not None:
+        if all(map(holds, member.pinned)):
+            yield member.pinned
+        return
+    free = sorted(filter(holds, gpus), key=lambda index: (-room[index], index))
+    tried: set[tuple[tuple[int, int], ...]] = set()
+    for group in combinations(free, member.count):
+        alike = tuple((room[index], gpus[index].total_bytes) for index in group)
+        # Parts are equal, and vLLM takes the same fraction of every GPU.
+        if alike not in tried and len({total for _, total in alike}) == 1:
+            tried.add(alike)
+            yield tuple(sorted(group))
+
+
+def _tokens(
+    members: Sequence[_Member],
+    places: Mapping[str, tuple[int, ...]],
+    gpus: Mapping[int, Gpu],
+    room: Mapping[int, int],
+) -> dict[str, int]:
+    """How many tokens each member's cache holds: as many as all others on its GPUs, where the user
+    chose no memory. A GPU that holds the fewest is settled first, because a divided model gets
+    equal parts everywhere."""
+    left = dict(room)
+    open_members: dict[str, _Member] = {}
+    tokens: dict[str, int] = {}
+    for member in members:
+        for index in places[member.name]:
+            fixed = member.weights() + WORKING_BYTES
+            if member.memory is not None:
+                fixed = member.least(gpus[index])
+            left[index] -= fixed + CONTEXT_BYTES
+        if member.memory is None:
+            open_members[member.name] = member
+            continue
+        share = min(member.least(gpus[index]) for index in places[member.name])
+        tokens[member.name] = int(_cache(member, share) / member.token_bytes())
+    while open_members:
+        index, level = _tightest(open_members.values(), places, left)
+        for name, member in list(open_members.items()):
+            if index in places[name]:
+                tokens[name] = level
+                del open_members[name]
+                for used in places[name]:
+                    left[used] -= -int(-level * member.token_bytes() // 1)
+    return tokens
+
+
+def _tightest(
+    members: Iterable[_Member],
+    places: Mapping[str, tuple[int, ...]],
+    left: Mapping[int, int],
+) -> tuple[int, int]:
+    """The GPU on which these members can hold the fewest tokens each, and how many."""
+    needed: dict[int, float] = {}
+    count: dict[int, int] = {}
+    for member in members:
+        for index in places[member.name]:
+            needed[index] = needed.get(index, 0.0) + member.token_bytes()
+            count[index] = count.get(index, 0) + 1
+    # A byte per member for rounding up.
+    levels = {index: int((left[index] - count[index]) // needed[index]) for index in needed}
+    index = min(levels, key=lambda index: (levels[index], index))
+    return index, levels[index]
+
+
+def _cache(member: _Member, share: int) -> int:
+    """What a share of this size leaves for the cache."""
+    if share < member.works_with():
+        error = UsageError(
+            f"the memory chosen for {member.name} is {_gb(share)}, but it needs at least "
+            f"{_gb(member.works_with())}: {_gb(member.weights())} of weights, the rest to work"
+        )
+        raise advised(error, "choose more, or leave it out")
+    return share - member.weights() - WORKING_BYTES
+
+
+def _placement(
+    member: _Member,
+    place: tuple[int, ...],
+    gpus: Mapping[int, Gpu],
+    tokens: Mapping[str, int],
+) -> Placement:
+    held = tokens[member.name]
+    cache = int(held * member.token_bytes())
+    share = member.weights() + WORKING_BYTES + cache
+    if member.memory is not None:
+        share = min(_chosen_bytes(member.memory, gpus[index]) for index in place)
+        cache = share - member.weights() - WORKING_BYTES
+    return Placement(member.name, place, share, member.weights(), cache, held)
+
+
+def _chosen_bytes(memory: float, gpu: Gpu) -> int:
+    return int(memory * gpu.total_bytes) if memory <= 1 else int(memory)
+
+
+# --- no room --------------------------------------------------------------------------------------
+
+
+def _no_room(
+    members: Sequence[_Member], gpus: Mapping[int, Gpu], room: Mapping[int, int]
+) -> UsageError:
+    """The error for members that do not fit: what is needed, what there is and what would fit."""
+    left = dict(room)
+    for member in members:
+        place = next(_places(member, gpus, left), None)
+        if place is None:
+            return _refusal(member, members, gpus, left)
+        for index in place:
+            left[index] -= member.least(gpus[index]) + CONTEXT_BYTES
+    raise AssertionError("the members fit one after the other")
+
+
+def _refusal(
+    member: _Member,
+    members: Sequence[_Member],
+    gpus: Mapping[int, Gpu],
+    left: Mapping[int, int],
+) -> UsageError:
+    candidates = member.pinned or tuple(gpus)
+    best = max(candidates, key=lambda index: left[index] - member.least(gpus[index]))
+    needed = member.least(gpus[best]) + CONTEXT_BYTES
+    taken = gpus[best].usable_bytes - left[best]
+    beside = f" beside the {_gb(taken)} of others" if taken else ""
+    each = " on each of its GPUs" if member.count > 1 else ""
+    error = UsageError(
+        f"there is no room for {member.name}: it needs {_gb(needed)}{each} "
+        f"({_gb(member.weights())} of weights, room for {CONVERSATION:,} tokens, and "
+        f"{_gb(WORKING_BYTES + CONTEXT_BYTES)} to work), and GPU {best} has {_gb(left[best])} of "
+        f"{_gb(gpus[best].total_bytes)} left{beside}; {_gb(needed - left[best])} is missing"
+    )
+    if member.memory is not None:
+        advised(error, f"choose less than {_gb(left[best] - CONTEXT_BYTES)} for {member.name}")
+    others = [other for other in members if other is not member]
+    room = {index: gpu.usable_bytes for index, gpu in gpus.items()}
+    if others and _assigned(others, gpus, room, iter(range(TRIES))) is not None:
+        advised(error, f"leave {member.name} out: the others fit")
+    quantized = member.weights() // 4 + needed - member.weights()
+    if member.memory is None and member.size.weight_bytes and quantized <= left[best]:
+        advised(error, f"choose {member.name} in 4 bits (AWQ, GPTQ): it needs {_gb(quantized)}")
+    if len(gpus) > member.count and member.pinned is None and member.memory is None:
+        advised(error, f"divide a larger one among GPUs: tensor_parallel={2 * member.count}")
+    return advised(
+        error, "choose smaller models, or a machine with more memory: --gpus describes one"
+    )
+
+
+def _gb(size: float) -> str:
+    return f"{size / 1e9:.1f} GB"
