@@ -34,9 +34,8 @@ class GgufTokenizer:
         self._lib, self._model, self._vocab = lib, model, lib.llama_model_get_vocab(model)
         size = lib.llama_vocab_n_tokens(self._vocab)
         self._piece = cache(self._read_piece)
-        self.all_special_ids = [
-            at for at in range(size) if lib.llama_vocab_is_control(self._vocab, at)
-        ]
+        attributes = [lib.llama_vocab_get_attr(self._vocab, at) for at in range(size)]
+        self.all_special_ids = [at for at, bits in enumerate(attributes) if bits & _CONTROL]
         ends = {*self.all_special_ids, lib.llama_vocab_eos(self._vocab)} - {-1}
         self.eos_token_id = sorted(at for at in ends if lib.llama_vocab_is_eog(self._vocab, at))
         """All tokens that end a turn."""
@@ -45,10 +44,9 @@ class GgufTokenizer:
         self.all_special_tokens = list(self._numbers)
         self.added_tokens_decoder: dict[int, AddedToken] = {}
         """The tokens that are recognised in a text."""
-        for at in range(size):
-            attributes = lib.llama_vocab_get_attr(self._vocab, at)
-            if attributes & (_UNKNOWN | _CONTROL | _USER):
-                self.added_tokens_decoder[at] = AddedToken(self._name(at), not attributes & _USER)
+        for at, bits in enumerate(attributes):
+            if bits & (_UNKNOWN | _CONTROL | _USER):
+                self.added_tokens_decoder[at] = AddedToken(self._name(at), not bits & _USER)
         self._size = size
         self.chat_template = self.meta("tokenizer.chat_template")
         self._marks = {
