@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from .errors import UsageError, advised
+from .members.folders import cache_folder
 from .members.network import through_proxy
 
 
@@ -141,20 +142,6 @@ def ensemble(size: str | None = None) -> tuple[DemoFile, ...]:
 def to_fetch(size: str | None = None) -> tuple[DemoFile, ...]:
     """The weights that ``demo_members`` would fetch now."""
     return tuple(file for file in ensemble(size) if not _is_complete(_path(file), file))
-
-
-def cache_folder() -> Path:
-    """The folder of the weights: ``$SPECFUSE_CACHE``, or ``langchain-specfuse`` in the user's
-    cache."""
-    own = os.environ.get("SPECFUSE_CACHE")
-    if own:
-        return Path(own).expanduser()
-    if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA") or "~/AppData/Local"
-    else:
-        usual = "~/Library/Caches" if sys.platform == "darwin" else "~/.cache"
-        base = os.environ.get("XDG_CACHE_HOME") or usual
-    return Path(base).expanduser() / "langchain-specfuse"
 
 
 def file_of(weights: DemoFile) -> Path:

@@ -19,6 +19,7 @@ from ..chat.references import members_list, names_of
 from ..core.options import METHODS, Method, Settings, parsed
 from ..engine.ensemble import Ensemble
 from ..errors import UsageError, advised, meant
+from ..members.folders import cache_folder
 from ..show.terminal import visible
 from .checks import add_check, checks_of
 
@@ -338,7 +339,7 @@ def _ask_to_fetch(missing: Sequence[DemoFile]) -> None:
 
     needed, small = _gigabytes(missing), _gigabytes(demo.to_fetch("small"))
     names = ", ".join(file.name for file in missing)
-    what = f"{needed:.2f} GB for {names}, to be fetched once into {demo.cache_folder()}"
+    what = f"{needed:.2f} GB for {names}, to be fetched once into {cache_folder()}"
     if small == 0:
         what += "; the smaller models of DEMO=small are already there"
     elif small < needed:
