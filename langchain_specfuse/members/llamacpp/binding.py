@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -102,6 +103,7 @@ class Batch(Structure):
 FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "llama_backend_init": (None,),
     "llama_log_set": (None, c_void_p, c_void_p),
+    "llama_print_system_info": (c_char_p,),
     "llama_supports_gpu_offload": (c_bool,),
     "ggml_backend_dev_count": (c_size_t,),
     "ggml_backend_dev_get": (c_void_p, c_size_t),
@@ -138,7 +140,6 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "llama_vocab_eos": (c_int32, c_void_p),
     "llama_vocab_get_add_bos": (c_bool, c_void_p),
     "llama_vocab_is_eog": (c_bool, c_void_p, c_int32),
-    "llama_vocab_is_control": (c_bool, c_void_p, c_int32),
     "llama_vocab_get_attr": (c_int32, c_void_p, c_int32),
     "llama_tokenize": (
         c_int32,
@@ -154,15 +155,23 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
 }
 """Name -> what it returns, then its arguments."""
 
-COMPLAINTS: deque[str] = deque(maxlen=4)
-"""The last errors that llama.cpp has logged. If a call returns nothing, they give the reason."""
+
+class Complaints(threading.local):
+    """The last errors that llama.cpp has logged in this thread: models load side by side. If a call
+    returns nothing, they give the reason."""
+
+    def __init__(self) -> None:
+        self.lines: deque[str] = deque(maxlen=4)
+
+
+COMPLAINTS = Complaints()
 
 
 @ctypes.CFUNCTYPE(None, c_int32, c_char_p, c_void_p)
 def _listen(level: int, text: bytes, _: int | None) -> None:
     line = text.decode("utf-8", "replace").strip()
     if level == _ERROR and line:
-        COMPLAINTS.append(line)
+        COMPLAINTS.lines.append(line)
         log.debug("llama.cpp: %s", line)
 
 

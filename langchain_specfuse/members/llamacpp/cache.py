@@ -26,6 +26,7 @@ from ..local.cache import Cache
 from ..local.strands import Extension, Logits, SequenceKey, Strand
 from .binding import CACHE_TYPES, COMPLAINTS, NO_ROOM, Batch
 from .threads import Threads, chosen_threads, most_threads
+from .trials import TrialResult, recall, remember, trial_key
 
 if TYPE_CHECKING:
     from .model import GgufWeights, LoraAdapter
@@ -55,6 +56,9 @@ CELLS = 512
 TRIAL_ERROR = 0.15
 """Logits after a cut may differ by this much of their spread: kernels for one token and for many
 round differently."""
+
+LONG_TRIAL_S = 0.05
+"""The result of a trial that took longer than this is kept on disk."""
 
 
 class NoRoomError(MemoryError):
@@ -96,18 +100,45 @@ class LlamaCppCache(Cache):
         """The numbers of unused sequences."""
         self.token_bytes = 1
         self._open(CELLS)
-        if not self.agrees(weights.trial_tokens, TRIAL_ERROR):
-            self.cuts = False
-            self._open(CELLS)  # without the tokens that the trial left in the graveyard
-            if not self.agrees(weights.trial_tokens, TRIAL_ERROR):
-                error = MemberError(
-                    f"the cache of llama.cpp is not right for {weights.source.model}: a copy of it "
-                    "differs"
-                )
-                raise advised(error, "load the original weights: TransformersMember(...)")
+        self._try_out()
         self.prefixes.whole = not self.cuts
         self.prefixes.most = PREFIXES
         self.kind = "llama.cpp" if self.cuts else "llama.cpp, a state that cannot be cut"
+
+    # --- the trial --------------------------------------------------------------------------------
+
+    def _try_out(self) -> None:
+        """Find out whether strands can be cut, and how large they are. A trial that took long and
+        passed is remembered."""
+        key = self._trial_key()
+        known = recall(key) if key else None
+        if known is not None:
+            self.cuts = known.cuts
+            self.token_bytes, self.strand_bytes = known.token_bytes, known.strand_bytes
+            return
+        since = time.perf_counter()
+        self._run_trial()
+        if key and time.perf_counter() - since > LONG_TRIAL_S:
+            remember(key, TrialResult(self.cuts, self.token_bytes, self.strand_bytes))
+
+    def _trial_key(self) -> str | None:
+        source = self.weights.source
+        files = [source.model] if self.adapter is None else [source.model, self.adapter.path]
+        settings = (source.n_gpu_layers, source.cache_type, SEQUENCES, NARROW, TRIAL_ERROR)
+        return trial_key(files, *settings)
+
+    def _run_trial(self) -> None:
+        weights = self.weights
+        if self.agrees(weights.trial_tokens, TRIAL_ERROR):
+            return
+        self.cuts = False
+        self._open(CELLS)  # without the tokens that the trial left in the graveyard
+        if not self.agrees(weights.trial_tokens, TRIAL_ERROR):
+            error = MemberError(
+                f"the cache of llama.cpp is not right for {weights.source.model}: a copy of it "
+                "differs"
+            )
+            raise advised(error, "load the original weights: TransformersMember(...)")
 
     # --- the context ------------------------------------------------------------------------------
 
@@ -124,10 +155,10 @@ class LlamaCppCache(Cache):
         params.n_threads = params.n_threads_batch = self.threads.most
         params.flash_attention, params.kv_unified = 1, True
         params.type_k = params.type_v = CACHE_TYPES[self.weights.source.cache_type]
-        COMPLAINTS.clear()
+        COMPLAINTS.lines.clear()
         self._context = lib.llama_init_from_model(self.weights.handle, params)
         if not self._context:
-            reason = " ".join(COMPLAINTS)[:300]
+            reason = " ".join(COMPLAINTS.lines)[:300]
             raise MemoryError(f"llama.cpp has no room for a cache of {cells} tokens: {reason}")
         self._close = weakref.finalize(self, lib.llama_free, self._context)
         self._close.atexit = False  # another thread may still be reading

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from concurrent.futures import Future
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -18,7 +19,8 @@ from ..local.member import (
     RepetitionPenalty,
     ThinkingTokens,
 )
-from .model import GgufSource, GgufWeights, load
+from ..local.weights import Weights
+from .model import GgufSource, GgufWeights, load, load_early
 
 
 class LlamaCppMember(LocalMember):
@@ -83,5 +85,20 @@ class LlamaCppMember(LocalMember):
             prefix_cache=prefix_cache,
         )
 
+    def _start_unloaded(self, in_memory: Weights | None) -> None:
+        super()._start_unloaded(in_memory)
+        self._early: Future[GgufWeights] | None = None
+        """The weights, if they began to load before the member."""
+
+    def start_loading(self) -> None:
+        """Begin to load the weights, so that they load beside those of other members."""
+        if self.cache is None and self._early is None:
+            self._early = load_early(self.source)
+
+    def unload(self) -> None:
+        self._early = None
+        super().unload()
+
     def _load_weights(self) -> GgufWeights:
-        return load(self.source)
+        early, self._early = self._early, None
+        return load(self.source) if early is None else early.result()

@@ -7,6 +7,8 @@ import ctypes
 import os
 import threading
 import weakref
+from collections import defaultdict
+from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -60,7 +62,7 @@ class GgufWeights(Weights):
         accelerator = _accelerator(source)
         params = lib.llama_model_default_params()
         params.n_gpu_layers = _gpu_layers(source, accelerator is not None)
-        COMPLAINTS.clear()
+        COMPLAINTS.lines.clear()
         self.handle = lib.llama_model_load_from_file(os.fsencode(path), params)
         if not self.handle:
             raise _load_error(path)
@@ -96,10 +98,10 @@ class GgufWeights(Weights):
         if path not in self._adapters:
             file = Path(path).expanduser()
             _refuse_foreign(file)
-            COMPLAINTS.clear()
+            COMPLAINTS.lines.clear()
             handle = self.lib.llama_adapter_lora_init(self.handle, os.fsencode(file))
             if not handle:
-                reason = "; ".join(COMPLAINTS)[:300] or "no reason is given"
+                reason = "; ".join(COMPLAINTS.lines)[:300] or "no reason is given"
                 error = MemberError(
                     f"{file} is not an adapter for {self.source.model}: {reason}", member=member
                 )
@@ -154,7 +156,7 @@ def _gpu_layers(source: GgufSource, accelerated: bool) -> int:
 
 def _load_error(path: Path) -> MemberError:
     """The error for a file that llama.cpp cannot load, with its reason, if any, and what to do."""
-    reason = "; ".join(COMPLAINTS)
+    reason = "; ".join(COMPLAINTS.lines)
     error = MemberError(f"llama.cpp cannot load {path}: {reason[:400] or 'no reason is given'}")
     # An invalid value may come from a newer version of the format.
     unreadable = "failed to read" in reason and "invalid" not in reason
@@ -200,13 +202,33 @@ def _unreadable(path: Path, error: OSError) -> MemberError:
 # --- one copy per process -------------------------------------------------------------------------
 
 _LOADED: weakref.WeakValueDictionary[GgufSource, GgufWeights] = weakref.WeakValueDictionary()
-_LOADING = threading.Lock()
+_LOADING: defaultdict[GgufSource, threading.Lock] = defaultdict(threading.Lock)
+"""Different files may load at the same time."""
+_LOCK = threading.Lock()
+"""The library itself is loaded by one thread."""
 
 
 def load(source: GgufSource) -> GgufWeights:
     """The one copy of these weights in this process."""
-    with _LOADING:
+    with _LOCK:
+        llamacpp()
+        loading = _LOADING[source]
+    with loading:
         weights = _LOADED.get(source)
         if weights is None:
             weights = _LOADED[source] = GgufWeights(source)
         return weights
+
+
+def load_early(source: GgufSource) -> Future[GgufWeights]:
+    """Load these weights in a thread of their own."""
+    future: Future[GgufWeights] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(load(source))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="specfuse-weights", daemon=True).start()
+    return future

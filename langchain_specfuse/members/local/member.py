@@ -35,7 +35,17 @@ from .weights import Weights
 log = logging.getLogger("langchain_specfuse")
 
 _IDS = count()
-_PROCESS = ("cache", "states", "_prompts", "_vocabulary", "_in_memory", "_device", "_probe", "_id")
+_PROCESS = (
+    "cache",
+    "states",
+    "_prompts",
+    "_vocabulary",
+    "_in_memory",
+    "_device",
+    "_probe",
+    "_id",
+    "_early",
+)
 """Attributes that stay in this process."""
 
 ThinkingTokens: TypeAlias = Annotated[int, Field(ge=0, description="0 switches reasoning off")]
