@@ -58,7 +58,12 @@ THIRD_PARTY = {
         key: {"members/transformers/", "members/server/tokenizers.py"}
         for key in ("transformers", "tokenizers")
     },
-    "huggingface_hub": {"members/transformers/", "members/files.py", "members/network.py"},
+    "huggingface_hub": {
+        "members/transformers/",
+        "members/files.py",
+        "members/hub.py",
+        "members/network.py",
+    },
     "jinja2": {"members/text/", "members/server/", "members/llamacpp/tokenizer.py"},
     "numpy": {
         "members/local/",

@@ -1,6 +1,6 @@
 """References to members: the ways in which a user can write a member, and the names that follow.
 
-A reference is a text (a hub id, a folder, a file, ``base+adapter``, an address,
+A reference is a text (a hub id, a folder, a file, ``hf:...``, ``base+adapter``, an address,
 ``provider:model``), a dict of arguments, a chat model or a member object. References are checked as
 far as possible without loading anything. :mod:`.members` makes members from them.
 """
@@ -25,6 +25,7 @@ from ..errors import MemberError, UsageError, advised
 from ..members import files as _files
 from ..members.chat_model.member import ChatModelMember
 from ..members.chat_model.names import PROVIDERS, name_of
+from ..members.hub import is_hub_name, parsed, plain_name
 from ..members.network import refuse_secrets
 from ..secret_values import found_in, is_secret, masked, remember
 
@@ -117,6 +118,8 @@ def _checked_name(name: str) -> str:
     address = re.search(r"\w+://.*", name)  # also that of an adapter: base+https://...
     if address:
         refuse_secrets(address[0])
+    if is_hub_name(name):
+        parsed(split_adapter(name)[0])
     if is_server(name) and not urlsplit(name).hostname:
         error = UsageError(f"{name!r} does not name a server")
         raise advised(error, "for example 'http://localhost:8000/v1#my-model'")
@@ -196,7 +199,7 @@ def _unknown_provider(model: str) -> UsageError:
         error = UsageError(f"{model!r} does not name a model")
     if rest.startswith("//"):
         return advised(error, "a server's address begins with http:// or https://")
-    similar = get_close_matches(provider, PROVIDERS, n=1, cutoff=0.8)
+    similar = get_close_matches(provider.lower(), (*PROVIDERS, "hf"), n=1, cutoff=0.8)
     if similar:
         return advised(error, f"did you mean '{similar[0]}:{rest or 'MODEL'}'?")
     return advised(error, f"a model of Ollama's is 'ollama:{model}'")
@@ -226,8 +229,8 @@ def is_server(name: Any) -> bool:
 
 
 def is_gguf(name: Any) -> bool:
-    """Whether this is a ``.gguf`` file, which llama.cpp reads."""
-    return isinstance(name, str) and name.lower().endswith(".gguf")
+    """Whether this is a ``.gguf`` file, here or on the hub, which llama.cpp reads."""
+    return is_hub_name(name) or (isinstance(name, str) and name.lower().endswith(".gguf"))
 
 
 def is_chat_model(name: Any) -> bool:
@@ -282,8 +285,8 @@ def _split_path(name: str) -> tuple[str, str | None]:
 def names_of(references: Iterable[Reference]) -> list[str]:
     """The members' names: the last part of a path, with #2, #3 ... if the name is already taken.
 
-    >>> names_of(["Qwen/Qwen2.5-0.5B", "models/a.gguf", "Qwen/Qwen2.5-0.5B"])
-    ['Qwen2.5-0.5B', 'a', 'Qwen2.5-0.5B#2']
+    >>> names_of(["Qwen/Qwen2.5-0.5B", "models/a.gguf", "Qwen/Qwen2.5-0.5B", "hf:me/b-GGUF:Q8_0"])
+    ['Qwen2.5-0.5B', 'a', 'Qwen2.5-0.5B#2', 'b-Q8_0']
     """
     names: list[str] = []
     for reference in references:
@@ -320,6 +323,8 @@ def _last_part(reference: str | Mapping[str, Any] | BaseChatModel) -> str:
     source = arguments.get("adapter") or arguments["model"]
     if not isinstance(source, str):
         source = str(getattr(source, "name_or_path", "") or type(source).__name__)
+    if is_hub_name(source):
+        return plain_name(source)
     if is_server(source):
         url = urlsplit(source)
         source = url.fragment or url.hostname or source

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 
 from ..core.member import Probe
 from ..errors import MemberError, UsageError, advised
+from . import hub, ollama
 from .text.thinking import HARMONY, TAGS
 
 LENGTHS = ("max_position_embeddings", "n_positions")
@@ -33,8 +34,8 @@ def preview(arguments: Mapping[str, Any]) -> Probe | None:
     contain the length of its context."""
     model = arguments["model"]
     try:
-        read = _of_gguf if model.lower().endswith(".gguf") else _of_folder
-        length, template = read(arguments)
+        file = gguf_on_disk(model)
+        length, template = _of_gguf(file) if file else _of_folder(arguments)
         reasoning = reasons(template, arguments)
     except Exception:  # loading the member reports what is wrong
         return None
@@ -149,8 +150,16 @@ def gguf_length(meta: Callable[[str], Any]) -> int | None:
     return shortest(lengths)
 
 
-def _of_gguf(arguments: Mapping[str, Any]) -> tuple[int | None, Any]:
-    path = Path(arguments["model"]).expanduser()
+def gguf_on_disk(model: str) -> Path | None:
+    """The GGUF file that this names, if it is on this disk: a file, ``hf:...``, ``ollama:...``."""
+    if hub.is_hub_name(model):
+        return hub.cached(model)
+    if ollama.is_ollama_name(model):
+        return ollama.cached(model)
+    return Path(model).expanduser() if model.lower().endswith(".gguf") else None
+
+
+def _of_gguf(path: Path) -> tuple[int | None, Any]:
     return _read_gguf(path, path.stat().st_mtime_ns)
 
 

@@ -12,6 +12,7 @@ from langsmith import tracing_context
 
 from ...core.values import REFUSAL
 from ...errors import MemberError, advised
+from .. import ollama
 from ..network import status_of, to_reach
 from ..text.thinking import split_thought
 from ..threads import note_sign, shown
@@ -146,7 +147,7 @@ class Reply:
 
     def _failure(self, error: Exception) -> MemberError:
         """A chat model's error as its member's."""
-        failure = member_error(error, self._member)
+        failure = _with_file_of_ollama(member_error(error, self._member), error, self._model)
         if status_of(error) != 401:
             return failure
         variables = " or ".join(dict.fromkeys(self._model.lc_secrets.values()))
@@ -172,6 +173,18 @@ def member_error(error: Exception, member: str) -> MemberError:
         url += f":{address.port}"
     failure = MemberError(f"its server at {url} cannot be reached ({shown(error)})", member=member)
     return advised(failure, to_reach(url))
+
+
+def _with_file_of_ollama(
+    failure: MemberError, error: Exception, model: BaseChatModel
+) -> MemberError:
+    """Advice if Ollama's server did not answer, but the model is on this disk."""
+    known = model._get_ls_params()
+    name = f"{ollama.PREFIX}{known.get('ls_model_name')}"
+    unanswered = failure.kind == "error" and status_of(error) is None
+    if known.get("ls_provider") == "ollama" and unanswered and ollama.cached(name):
+        advised(failure, f"without Ollama, LlamaCppMember({name!r}) reads its file in place")
+    return failure
 
 
 def _kind_of(error: Exception) -> str:

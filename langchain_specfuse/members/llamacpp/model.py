@@ -10,7 +10,7 @@ import weakref
 from collections import defaultdict
 from concurrent.futures import Future
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property
 from itertools import count, islice
@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 
 from ...errors import MemberError, UsageError, advised
+from .. import hub, ollama
 from ..files import gguf_length
 from ..local.cache import Cache
 from ..local.weights import Weights
@@ -57,7 +58,7 @@ class GgufWeights(Weights):
         super().__init__()
         self.source = source
         self.lib = lib = llamacpp()
-        path = Path(source.model).expanduser()
+        path = Path(source.model)
         _refuse_foreign(path)
         accelerator = _accelerator(source)
         params = lib.llama_model_default_params()
@@ -96,7 +97,7 @@ class GgufWeights(Weights):
 
     def adapter(self, path: str, member: str) -> LoraAdapter:
         if path not in self._adapters:
-            file = Path(path).expanduser()
+            file = _located(path)
             _refuse_foreign(file)
             COMPLAINTS.lines.clear()
             handle = self.lib.llama_adapter_lora_init(self.handle, os.fsencode(file))
@@ -172,6 +173,15 @@ def _load_error(path: Path) -> MemberError:
     return error
 
 
+def _located(model: str) -> Path:
+    """The file that this names: a path, a file on the hub, or a model of Ollama's."""
+    if hub.is_hub_name(model):
+        return hub.fetched(model)
+    if ollama.is_ollama_name(model):
+        return ollama.located(model)
+    return Path(model).expanduser()
+
+
 def _refuse_foreign(path: Path) -> None:
     """Refuse a path that is not a GGUF file."""
     try:
@@ -194,6 +204,8 @@ def _unreadable(path: Path, error: OSError) -> MemberError:
     names = [file.name for file in path.parent.glob("*.gguf")]
     near = get_close_matches(path.name, names, n=1)
     advice = "name an existing .gguf file"
+    if hub.may_be_repository(str(path)):
+        advice += f"; for one on the hub put hf: before its name: {hub.PREFIX + str(path)!r}"
     if near:
         advice = f"did you mean {str(path.with_name(near[0]))!r}?"
     return advised(MemberError(f"{path.absolute()} {problem}", kind="not_found"), advice)
@@ -209,9 +221,11 @@ _LOCK = threading.Lock()
 
 
 def load(source: GgufSource) -> GgufWeights:
-    """The one copy of these weights in this process."""
+    """The one copy of these weights in this process. A file on the hub is fetched first."""
     with _LOCK:
         llamacpp()
+    source = replace(source, model=str(_located(source.model)))
+    with _LOCK:
         loading = _LOADING[source]
     with loading:
         weights = _LOADED.get(source)

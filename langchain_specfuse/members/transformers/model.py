@@ -22,6 +22,7 @@ import torch
 
 from ...errors import MemberError, UsageError, advised, emptied
 from ...secret_values import masked
+from .. import hub
 from ..files import config_length, refuse_unsafe
 from ..local.cache import Cache
 from ..local.weights import Weights
@@ -320,6 +321,9 @@ def _explained(error: Exception, source: Source, member: str) -> Exception:
             "TransformersMember(..., model_kwargs={'trust_remote_code': True})"
         )
         return usage(f"{model} wants to run code of its own to load", advice)
+    if isinstance(error, OSError | ValueError) and hub.has_only_gguf(model, source.revision):
+        message = f"{model} has GGUF files, which llama.cpp reads, and none for transformers"
+        return usage(message, f"put hf: before the name: {hub.PREFIX + model!r}")
     if "safetensors" in text and "not" in text:
         message = f"{model} has no safetensors weights; pickled weights are refused: {text[:300]}"
         return usage(message, "convert it to safetensors, or choose a revision that has them")

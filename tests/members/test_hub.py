@@ -1,0 +1,406 @@
+"""GGUF files by their names on the hub, fetched from a fake hub over HTTP."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import subprocess
+import sys
+import threading
+import time
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants, scan_cache_dir
+
+from langchain_specfuse import (
+    LlamaCppMember,
+    MemberError,
+    SpecFuseChatModel,
+    TransformersMember,
+    UsageError,
+)
+from langchain_specfuse.chat.references import names_of
+from langchain_specfuse.demo import SMOLLM2, file_of
+from langchain_specfuse.members import hub
+
+from . import fake_hub
+
+REPOSITORY = "me/Model-GGUF"
+NAME = f"hf:{REPOSITORY}"
+Q4 = b"GGUF" + bytes(range(256)) * 40
+Q8 = b"GGUF" + bytes(reversed(range(256))) * 50
+FILES = {
+    "README.md": b"text",
+    "Model-BF16.gguf": b"GGUF bf16",
+    "Model-F16.gguf": b"GGUF f16",
+    "Model-Q4_K_M.gguf": Q4,
+    "Model-Q8_0.gguf": Q8,
+    "imatrix-Q4_K_M.gguf": b"GGUF matrix",
+    "mmproj-Model-Q4_K_M.gguf": b"GGUF projector",
+}
+SPLIT = {f"big/B-Q2_K-0000{at}-of-00003.gguf": b"GGUF" + bytes(at) for at in (3, 1, 2)}
+
+
+@pytest.fixture
+def served(monkeypatch, tmp_path):
+    with fake_hub.running(monkeypatch, tmp_path / "hub") as served:
+        served.add(REPOSITORY, dict(FILES))
+        yield served
+
+
+def refused(name: str) -> tuple[MemberError, str]:
+    """Return the error of a model that cannot be fetched, and its advice."""
+    with pytest.raises(MemberError) as raised:
+        hub.fetched(name)
+    return raised.value, "\n".join(raised.value.__notes__)
+
+
+# --- which file -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wanted", "file"),
+    [
+        ("", "Model-Q4_K_M.gguf"),
+        (":q8_0", "Model-Q8_0.gguf"),
+        (":F16", "Model-F16.gguf"),  # not BF16
+        (":bf16", "Model-BF16.gguf"),
+        (":model-q8_0.GGUF", "Model-Q8_0.gguf"),
+        (":mmproj-Model-Q4_K_M.gguf", "mmproj-Model-Q4_K_M.gguf"),  # by its whole name only
+    ],
+)
+def test_a_name_means_what_it_means_to_llama_server(served, wanted, file):
+    path = hub.fetched(NAME + wanted)
+    assert path.name == file and path.read_bytes() == FILES[file]
+
+
+@pytest.mark.parametrize(
+    ("names", "usual"),
+    [
+        (["a-Q8_0.gguf", "a-Q4_K_S.gguf"], "a-Q8_0.gguf"),
+        (["a-Q6_K.gguf", "a-Q5_0.gguf"], "a-Q5_0.gguf"),
+        (["a-UD-Q4_K_M.gguf", "a-IQ4_XS.gguf"], "a-UD-Q4_K_M.gguf"),
+        (["a.gguf", "mtp-a-Q4_K_M.gguf"], "a.gguf"),
+        (["a.Q4_K_M.gguf", "sub/a.Q4_K_M.gguf"], "a.Q4_K_M.gguf"),
+    ],
+)
+def test_without_q4_k_m_the_next_one_of_llama_cpp_is_taken(names, usual):
+    assert hub.files_for(names) == hub.files_for(reversed(names)) == [usual]
+
+
+def test_all_parts_of_a_split_model_are_fetched_and_the_first_one_is_loaded(served):
+    served.add("me/Big-GGUF", {**SPLIT, "big/B-Q3_K-00001-of-00002.gguf": b"another"})
+    for wanted in ("", ":Q2_K", ":big/B-Q2_K-00003-of-00003.gguf"):
+        path = hub.fetched(f"hf:me/Big-GGUF{wanted}")
+        if wanted:
+            parts = [path.with_name(name.rpartition("/")[2]) for name in SPLIT]
+            assert [part.read_bytes() for part in parts] == list(SPLIT.values())
+            assert path.name == "B-Q2_K-00001-of-00003.gguf"
+    served.add("me/Cut-GGUF", dict(list(SPLIT.items())[:2]))
+    assert "lacks 1 of the files" in str(refused("hf:me/Cut-GGUF")[0])
+
+
+def test_the_plan_of_a_fetch_has_sizes_and_fetches_nothing(served):
+    (file,) = hub.found(NAME)
+    assert (file.name, file.size) == ("Model-Q4_K_M.gguf", len(Q4))
+    assert served.downloads() == []
+
+
+@pytest.mark.parametrize(
+    "name", ["hf:", "hf:model", "hf:a/b/c.gguf", "hf:a/b:", "hf://a/b", "hf:a/b@main", "hf:a b/c"]
+)
+def test_a_name_that_names_no_repository_is_refused_at_once(name):
+    for make in (LlamaCppMember, lambda name: SpecFuseChatModel(members=[name])):
+        with pytest.raises(UsageError, match="hf:user/model") as raised:
+            make(name)
+        assert repr(name) in str(raised.value) and raised.value.__notes__
+
+
+def test_members_are_called_like_the_file_and_make_no_request(served):
+    names = {
+        NAME: "Model",
+        f"{NAME}:Q8_0": "Model-Q8_0",
+        f"{NAME}:sub/Other-Q8_0-00001-of-00002.gguf": "Other-Q8_0",
+    }
+    assert [LlamaCppMember(name).name for name in names] == list(names.values())
+    llm = SpecFuseChatModel(
+        members=[*names, f"{NAME}+./law.gguf", {"model": NAME, "name": "mine"}],
+    )
+    assert names_of(llm.members) == [*names.values(), "law", "mine"]
+    assert served.asked == []
+
+
+# --- the cache ------------------------------------------------------------------------------------
+
+
+def test_a_file_is_fetched_once_and_lies_in_the_hubs_cache(served, capsys):
+    path = hub.fetched(NAME)
+    assert "fetching Model-Q4_K_M.gguf (0.00 GB, once)" in capsys.readouterr().err
+    (found,) = scan_cache_dir(constants.HF_HUB_CACHE).repos
+    assert (found.repo_id, found.size_on_disk) == (REPOSITORY, len(Q4))
+    served.asked.clear()
+    assert hub.fetched(NAME) == hub.cached(NAME) == path
+    assert served.asked == [("GET", f"/api/models/{REPOSITORY}", "")]
+    assert capsys.readouterr().err == ""
+
+
+def test_a_newer_file_on_the_hub_replaces_the_one_in_the_cache(served):
+    hub.fetched(NAME)
+    served.repositories[REPOSITORY].files["Model-Q4_K_M.gguf"] = Q8
+    assert hub.fetched(NAME).read_bytes() == hub.cached(NAME).read_bytes() == Q8
+    served.repositories[REPOSITORY].files["README.md"] = b"a new commit with the same model"
+    assert hub.fetched(NAME).read_bytes() == Q8 and len(served.downloads()) == 2
+
+
+@pytest.mark.parametrize("reason", ["offline", "broken", "gone", "unknown"])
+def test_what_is_cached_is_used_where_the_hub_gives_nothing(served, monkeypatch, reason):
+    path = hub.fetched(NAME)
+    if reason == "offline":
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    if reason == "unknown":
+        served.repositories.clear()
+    served.broken = reason == "broken"
+    if reason == "gone":
+        served.stop()
+    assert hub.fetched(NAME) == path
+    error, _ = refused(f"{NAME}:Q8_0")
+    assert REPOSITORY in str(error)
+
+
+def test_an_incomplete_cache_is_not_taken_for_a_model(served):
+    served.add("me/Big-GGUF", dict(SPLIT))
+    path = hub.fetched("hf:me/Big-GGUF")
+    path.with_name("B-Q2_K-00002-of-00003.gguf").unlink()
+    assert hub.cached("hf:me/Big-GGUF") is None and hub.cached("hf:me/none-GGUF") is None
+    assert hub.fetched("hf:me/Big-GGUF") == path and hub.cached("hf:me/Big-GGUF") == path
+
+
+# --- fetching -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("redirects", [False, True])
+def test_a_connection_that_breaks_is_resumed_where_it_broke(served, redirects):
+    served.redirects, served.cuts = redirects, [5000]
+    assert hub.fetched(NAME).read_bytes() == Q4
+    ranges = [range for _, range in served.downloads() if range]
+    assert ranges and set(ranges) == {"bytes=5000-"}
+
+
+def test_a_fetch_that_failed_is_continued_by_the_next_one(served, capsys):
+    served.cuts = [7000]
+    served.pause.clear()
+
+    def fail():
+        while not served.downloads():
+            time.sleep(0.01)
+        served.broken = True
+        served.pause.set()
+
+    breaking = threading.Thread(target=fail)
+    breaking.start()
+    error, _ = refused(NAME)
+    breaking.join()
+    assert error.kind == "error" and served.url in str(error) and "503" in str(error)
+    assert hub.cached(NAME) is None
+    served.broken = False
+    served.asked.clear()
+    assert hub.fetched(NAME).read_bytes() == Q4
+    assert served.downloads() == [("Model-Q4_K_M.gguf", "bytes=7000-")]
+
+
+def test_a_process_that_was_killed_loses_nothing_that_was_fetched(served, tmp_path):
+    content = b"GGUF" + b"0123456789" * 2_000_000
+    served.add("me/Large-GGUF", {"L-Q4_K_M.gguf": content})
+    served.cuts = [15_000_000]
+    served.pause.clear()
+    environment = {
+        "HF_ENDPOINT": served.url,
+        "HF_HUB_CACHE": constants.HF_HUB_CACHE,
+        "HF_HUB_DISABLE_XET": "1",
+        "PYTHONPATH": str(Path(hub.__file__).parents[2]),
+    }
+    code = "from langchain_specfuse.members import hub; hub.fetched('hf:me/Large-GGUF')"
+    child = subprocess.Popen([sys.executable, "-c", code], env=environment)
+    partial = tmp_path / "hub" / "models--me--Large-GGUF" / "blobs"
+    deadline = time.monotonic() + 60
+    while not any(file.stat().st_size > 9_000_000 for file in partial.glob("*.incomplete")):
+        assert time.monotonic() < deadline and child.poll() is None
+        time.sleep(0.05)
+    child.kill()
+    child.wait()
+    served.pause.set()
+    served.asked.clear()
+    assert hub.fetched("hf:me/Large-GGUF").read_bytes() == content
+    ((_, range),) = served.downloads()
+    assert int(range.removeprefix("bytes=").rstrip("-")) > 9_000_000
+
+
+def test_a_file_with_the_wrong_hash_is_never_used(served):
+    repository = served.repositories[REPOSITORY]
+    repository.listed_sha256["Model-Q4_K_M.gguf"] = "0" * 64
+    error, advice = refused(NAME)
+    digest = hashlib.sha256(Q4).hexdigest()
+    assert digest in str(error) and "0" * 64 in str(error) and "again" in advice
+    assert hub.cached(NAME) is None
+    repository.listed_sha256.clear()
+    assert hub.fetched(NAME).read_bytes() == Q4
+
+
+def test_a_mirror_that_lists_no_hashes_is_asked_for_them(served):
+    repository = served.repositories[REPOSITORY]
+    repository.describes = False
+    assert hub.fetched(NAME).read_bytes() == Q4
+    repository.listed_sha256["Model-Q8_0.gguf"] = "0" * 64
+    assert "damaged" in str(refused(f"{NAME}:Q8_0")[0])
+
+
+def test_members_that_load_at_the_same_time_fetch_a_file_once(served):
+    paths: list[Path] = []
+    threads = [threading.Thread(target=lambda: paths.append(hub.fetched(NAME))) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(paths) == 5 and len(set(paths)) == 1 and len(served.downloads()) == 1
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "advice"),
+    [
+        ("hf:me/Nothing-GGUF", "no repository me/Nothing-GGUF", "/me/Nothing-GGUF"),
+        (f"{NAME}:Q5_K_M", "no quantisation 'Q5_K_M'", "Model-BF16.gguf, Model-F16.gguf"),
+        (f"{NAME}:Other.gguf", "no file 'Other.gguf'", "Model-Q8_0.gguf"),
+        ("hf:me/Plain", "no GGUF model", "'vllm:me/Plain'"),
+    ],
+)
+def test_a_name_without_a_file_is_an_error_that_lists_what_there_is(served, name, what, advice):
+    served.add("me/Plain", {"config.json": b"{}", "model.safetensors": b""})
+    error, notes = refused(name)
+    assert error.kind == "not_found" and what in str(error) and advice in notes
+    assert "mmproj" not in notes
+
+
+def test_a_gated_model_needs_the_licence_and_a_token(served, monkeypatch):
+    served.repositories[REPOSITORY].token = "hf_right"
+    for token in (None, "hf_wrong"):
+        if token:
+            monkeypatch.setenv("HF_TOKEN", token)
+        error, advice = refused(NAME)
+        assert error.kind == "not_found" and "gated" in str(error)
+        assert f"{served.url}/{REPOSITORY}" in advice and "HF_TOKEN" in advice
+    monkeypatch.setenv("HF_TOKEN", "hf_right")
+    served.redirects = True
+    served.tokens.clear()
+    served.asked.clear()
+    assert hub.fetched(NAME).read_bytes() == Q4
+    elsewhere = [
+        token
+        for token, (_, path, _) in zip(served.tokens, served.asked, strict=True)
+        if path.startswith("/store/")
+    ]
+    assert elsewhere and not any(elsewhere), "the token went to another host"
+
+
+def test_offline_the_error_says_so(served, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    error, _ = refused(NAME)
+    assert error.kind == "not_found" and "HF_HUB_OFFLINE" in str(error) and NAME in str(error)
+    assert served.asked == []
+
+
+def test_a_hub_that_does_not_answer_is_given_up_soon(served, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 0.2)
+    served.cuts = []
+    silent = threading.Event()
+    answer = served._server.RequestHandlerClass.do_GET
+    monkeypatch.setattr(
+        served._server.RequestHandlerClass, "do_GET", lambda self: silent.wait(9) and answer(self)
+    )
+    begun = time.monotonic()
+    error, advice = refused(NAME)
+    assert time.monotonic() - begun < 3
+    silent.set()
+    assert error.kind == "error" and served.url in str(error) and "HF_ENDPOINT" in advice
+
+
+def test_a_full_disk_is_noticed_before_anything_is_fetched(served, monkeypatch):
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage(9, 9, len(Q4) - 1))
+    error, advice = refused(NAME)
+    assert "no room" in str(error) and "HF_HOME" in advice and served.downloads() == []
+
+
+def test_a_disk_that_becomes_full_is_an_error_with_advice(served, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("huggingface_hub.file_download.http_get", full)
+    error, advice = refused(NAME)
+    assert "No space left" in str(error) and "HF_HOME" in advice
+
+
+def test_without_huggingface_hub_the_error_says_how_to_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(UsageError, match="huggingface_hub") as raised:
+        hub.fetched(NAME)
+    assert "langchain-specfuse[hub]" in raised.value.__notes__[0]
+
+
+# --- members --------------------------------------------------------------------------------------
+
+
+def test_a_member_by_name_is_the_member_of_its_file(served, tiny_llama):
+    content = tiny_llama.read_bytes()
+    served.add("me/Tiny-GGUF", {"Tiny-Q4_K_M.gguf": content})
+    member = LlamaCppMember("hf:me/Tiny-GGUF")
+    assert member.preview() is None
+    probe = member.probe()
+    assert member.preview().max_context == probe.max_context == 8192
+    same = LlamaCppMember("hf:me/Tiny-GGUF:q4_k_m", prefix_cache=False)
+    same.probe()
+    assert same.cache.weights is member.cache.weights, "the same file is loaded once"
+
+
+def test_a_chat_model_names_its_members_on_the_hub(served, tiny_llama):
+    served.add("me/Tiny-GGUF", {"Tiny-Q4_K_M.gguf": tiny_llama.read_bytes()})
+    llm = SpecFuseChatModel(members=["hf:me/Tiny-GGUF"], max_tokens=5)
+    local = SpecFuseChatModel(members=[str(tiny_llama)], max_tokens=5)
+    assert llm.invoke("Hello").text == local.invoke("Hello").text
+    llm.unload()
+    wrong = SpecFuseChatModel(members=["hf:me/Tiny-GGUF:Q5_K_M"])
+    with pytest.raises(MemberError, match="Q5_K_M") as raised:
+        wrong.invoke("Hello")
+    assert "Tiny-Q4_K_M.gguf" in "".join(raised.value.__notes__)
+
+
+@pytest.mark.parametrize("with_config", [False, True])
+def test_transformers_says_how_a_repository_of_gguf_files_is_named(served, with_config):
+    files = {"A-Q4_K_M.gguf": Q4}
+    if with_config:
+        files["config.json"] = b'{"model_type": "llama"}'
+    served.add("me/Only-GGUF", files)
+    with pytest.raises(UsageError, match="GGUF") as raised:
+        TransformersMember("me/Only-GGUF").probe()
+    assert "'hf:me/Only-GGUF'" in raised.value.__notes__[0]
+
+
+def test_a_repository_without_the_prefix_is_no_file():
+    with pytest.raises(MemberError) as raised:
+        LlamaCppMember("me/Only-GGUF").probe()
+    assert "'hf:me/Only-GGUF'" in raised.value.__notes__[0]
+
+
+@pytest.mark.real
+def test_a_real_model_from_the_hub_answers_like_its_file(served):
+    file = file_of(SMOLLM2)
+    served.add("me/SmolLM2-GGUF", {"SmolLM2.Q4_1.gguf": file.read_bytes()})
+    texts = [
+        SpecFuseChatModel(members=[name], max_tokens=12).invoke("Why is the sky blue?").text
+        for name in ("hf:me/SmolLM2-GGUF:Q4_1", str(file))
+    ]
+    assert texts[0] == texts[1] != ""
