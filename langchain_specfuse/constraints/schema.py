@@ -5,9 +5,9 @@ refuse the schema, or check finished values against the whole schema (``validati
 part only allows more values: every value that the schema and its closed objects allow can still be
 written.
 
-llguidance alone enforces 238 of the 240 schemas of ``tests/constraints/schemas.py`` (table in
-``docs/log.md``). This module handles the schemas that llguidance gets wrong, refuses or cannot
-finish:
+llguidance alone enforces 238 of the 240 schemas of ``tests/constraints/schemas.py``
+(``docs/decisions.md``). This module handles the schemas that llguidance gets wrong, refuses or
+cannot finish:
 
 - unknown keywords are left out and listed, because llguidance ignores a misspelt ``minimun``;
 - objects are closed unless the schema says otherwise, because small models keep inventing keys;
