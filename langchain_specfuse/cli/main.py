@@ -39,7 +39,7 @@ from . import choices
 from .choices import PROGRAM, say
 
 FINE, FAILED, MISUSED, INTERRUPTED, UNREAD = 0, 1, 2, 130, 141
-SUBCOMMANDS = ("eval", "doctor", "serve")
+SUBCOMMANDS = ("eval", "doctor", "serve", "plan")
 _OWN_MODELS = "name models with the question: --members A B"
 WORDS = {
     "version": f"{PROGRAM} --version",
@@ -131,7 +131,8 @@ def parser() -> argparse.ArgumentParser:
         "index (1.2 GB; DEMO=small: 0.35 GB), and you are asked first.",
         f"also: {PROGRAM} eval --help (does the ensemble help on your questions?), {PROGRAM} "
         f"doctor --help (are these members good together?), {PROGRAM} serve --help (an endpoint "
-        f"for OpenAI's clients). {choices.CODES}",
+        f"for OpenAI's clients), {PROGRAM} plan --help (how much memory do they need?). "
+        f"{choices.CODES}",
     )
     parser.add_argument(
         "question", nargs="?", help="what to ask; '-' or nothing: read it from standard input"

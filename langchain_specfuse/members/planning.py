@@ -23,10 +23,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from ..errors import UsageError, advised, amount
+from ..errors import UsageError, advised, amount, imported
 from .sizes import CONVERSATION, Size, size_of
 
-__all__ = ["Gpu", "Placement", "Size", "described_gpus", "gpus", "place", "size_of"]
+__all__ = [
+    "Gpu",
+    "Placement",
+    "Size",
+    "described_gpus",
+    "free_memory",
+    "gpus",
+    "place",
+    "place_in_memory",
+    "size_of",
+]
 
 log = logging.getLogger("langchain_specfuse")
 
@@ -41,6 +51,9 @@ CONTEXT_BYTES = GIB // 2
 """The CUDA context of a process and the kernels that it loads. vLLM takes it before it counts."""
 USABLE = 0.92
 """All members together take at most this part of a GPU, which is vLLM's own default for one."""
+CACHE_SHARE = 0.3
+"""The cache of a member in this process may take this part of the memory that is free after
+loading."""
 ANSWER_S = 10.0
 """``nvidia-smi`` has so long to answer; it may hang with a GPU that is lost."""
 TRIES = 10_000
@@ -66,7 +79,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a member runs, and its memory on each of its GPUs.
+    """Where a member runs, and its memory on each of its GPUs, or on the CPU if it has none.
 
     As arguments of vLLM:
 
@@ -177,8 +190,9 @@ class _Member:
         return self.weights() + WORKING_BYTES + self.size.cache_bytes(CONVERSATION, self.count)
 
     def works_with(self) -> int:
-        """The memory without which the engine does not start: room for one token."""
-        return self.weights() + WORKING_BYTES + self.size.cache_bytes(1, self.count)
+        """The memory without which no engine starts: the weights, and room for one token. What a
+        small model needs to work may be less than ``WORKING_BYTES``, and the user may know it."""
+        return self.weights() + self.size.cache_bytes(1, self.count)
 
     def token_bytes(self) -> float:
         return self.size.token_bytes(self.count)
@@ -386,14 +400,15 @@ def _tightest(
 
 
 def _cache(member: _Member, share: int) -> int:
-    """What a share of this size leaves for the cache."""
+    """What a share that the user chose leaves for the cache."""
     if share < member.works_with():
         error = UsageError(
-            f"the memory chosen for {member.name} is {_gb(share)}, but it needs at least "
-            f"{_gb(member.works_with())}: {_gb(member.weights())} of weights, the rest to work"
+            f"the memory chosen for {member.name} is {_gb(share)}, but it needs more than "
+            f"{_gb(member.works_with())}, of which {_gb(member.weights())} are weights"
         )
         raise advised(error, "choose more, or leave it out")
-    return share - member.weights() - WORKING_BYTES
+    left = share - member.weights() - WORKING_BYTES
+    return max(left, member.size.cache_bytes(1, member.count))
 
 
 def _placement(
@@ -407,12 +422,52 @@ def _placement(
     share = member.weights() + WORKING_BYTES + cache
     if member.memory is not None:
         share = min(_chosen_bytes(member.memory, gpus[index]) for index in place)
-        cache = share - member.weights() - WORKING_BYTES
+        cache = _cache(member, share)
     return Placement(member.name, place, share, member.weights(), cache, held)
 
 
 def _chosen_bytes(memory: float, gpu: Gpu) -> int:
     return int(memory * gpu.total_bytes) if memory <= 1 else int(memory)
+
+
+# --- the memory of the CPU ------------------------------------------------------------------------
+
+
+def free_memory() -> int:
+    """The bytes of this machine's memory that programs can have."""
+    psutil = imported("psutil", "the plan of members in memory", "llamacpp")
+    return int(psutil.virtual_memory().available)
+
+
+def place_in_memory(sizes: Mapping[str, Size], free_bytes: int) -> list[Placement]:
+    """Place members in this machine's memory: their weights side by side, and for each cache
+    ``CACHE_SHARE`` of what is left, as members in this process take it. A cache grows up to that.
+
+    >>> place_in_memory({"a": Size("a.gguf", 2 * 10**9, 40_000)}, 8 * 10**9)[0].tokens
+    45000
+    """
+    weights = sum(size.weight_bytes for size in sizes.values())
+    needed = weights + sum(size.cache_bytes(CONVERSATION) for size in sizes.values())
+    if needed > free_bytes:
+        raise _no_memory(sizes, needed, free_bytes)
+    share = int(CACHE_SHARE * (free_bytes - weights))
+    placements = []
+    for name, size in sizes.items():
+        tokens = int(share / size.token_bytes())
+        memory = size.weight_bytes + share
+        placements.append(Placement(name, (), memory, size.weight_bytes, share, tokens))
+    return placements
+
+
+def _no_memory(sizes: Mapping[str, Size], needed: int, free_bytes: int) -> UsageError:
+    error = UsageError(
+        f"there is no room in memory: the weights and {CONVERSATION:,} tokens of each cache need "
+        f"{_gb(needed)}, and {_gb(free_bytes)} is free; {_gb(needed - free_bytes)} is missing"
+    )
+    largest = max(sizes, key=lambda name: sizes[name].weight_bytes)
+    if needed - sizes[largest].weight_bytes <= free_bytes and len(sizes) > 1:
+        advised(error, f"leave {largest} out: the others fit")
+    return advised(error, "choose smaller models, or files with fewer bits (Q4_K_M has about 4)")
 
 
 # --- no room --------------------------------------------------------------------------------------

@@ -137,16 +137,21 @@ class _Source:
 def _folder(folder: Path) -> _Source:
     """The model in a folder that ``save_pretrained`` wrote, or in a snapshot of the hub's cache."""
     _files.refuse_unsafe(folder)
-    config = json.loads((folder / "config.json").read_text("utf-8"))
-    tokenizer = folder / "tokenizer_config.json"
-    longest = None
-    if tokenizer.exists():
-        longest = json.loads(tokenizer.read_text("utf-8")).get("model_max_length")
-    shards, total = _shards(folder)
-    if shards and all(shard.exists() for shard in shards):
+    try:
+        config = json.loads((folder / "config.json").read_text("utf-8"))
+        tokenizer = folder / "tokenizer_config.json"
+        longest = None
+        if tokenizer.exists():
+            longest = json.loads(tokenizer.read_text("utf-8")).get("model_max_length")
+        shards, total = _shards(folder)
+        if not shards or not all(shard.exists() for shard in shards):
+            return _Source(config, (), total, longest)
         tensors = [tensor for shard in shards for tensor in _header(shard)]
-        return _Source(config, tensors, sum(tensor.bytes for tensor in tensors), longest)
-    return _Source(config, (), total, longest)
+    except (OSError, ValueError, KeyError) as error:
+        kind = "not_found" if isinstance(error, FileNotFoundError) else "error"
+        unread = MemberError(f"the files of {folder} cannot be read: {error}", kind=kind)
+        raise advised(unread, "name a folder that save_pretrained wrote") from error
+    return _Source(config, tensors, sum(tensor.bytes for tensor in tensors), longest)
 
 
 def _hub(model: str, token: str | None) -> _Source:
@@ -177,6 +182,8 @@ def _asked(model: str, token: str | None) -> _Source:
     """What the hub says about a model: its config, and the headers of its files."""
     hub = imported("huggingface_hub", f"the size of {model!r}", "hub")
     try:
+        # Asked once: a download tries six times, which takes half a minute without a network.
+        hub.get_hf_file_metadata(hub.hf_hub_url(model, "config.json"), token=token)
         config = json.loads(
             Path(hub.hf_hub_download(model, "config.json", token=token)).read_text("utf-8")
         )
@@ -209,9 +216,7 @@ def unanswered(model: str, error: Exception) -> MemberError:
         gated = MemberError(f"{model} is gated: the hub did not show its files")
         advice = f"accept its licence at {address}/{model}, then `hf auth login` or set HF_TOKEN"
         return advised(gated, advice)
-    is_unreached = isinstance(error, hub.errors.LocalEntryNotFoundError)
-    absent_errors = (hub.errors.RepositoryNotFoundError, hub.errors.EntryNotFoundError)
-    if isinstance(error, absent_errors) and not is_unreached:
+    if isinstance(error, hub.errors.RepositoryNotFoundError | hub.errors.EntryNotFoundError):
         absent = MemberError(f"the hub has no model {model!r}", kind="not_found")
         return advised(absent, "check the name; a private model needs a token: `hf auth login`")
     why = "HF_HUB_OFFLINE is set" if hub.constants.HF_HUB_OFFLINE else shown(error)

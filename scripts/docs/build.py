@@ -312,6 +312,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "command-eval": partial(command, "eval"),
     "command-doctor": partial(command, "doctor"),
     "command-serve": partial(command, "serve"),
+    "command-plan": partial(command, "plan"),
     "errors": errors,
     "exit-event": exit_event,
     "fields": fields,

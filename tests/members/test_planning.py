@@ -22,6 +22,7 @@ from langchain_specfuse.members.planning import (
     described_gpus,
     gpus,
     place,
+    place_in_memory,
 )
 
 GB = 10**9
@@ -174,7 +175,7 @@ def test_users_choose_gpus_memory_and_division():
         ({"pinned": {"a": (0,)}, "tensor_parallel": {"a": 2}}, "1 GPU, but tensor_parallel is 2"),
         ({"tensor_parallel": {"a": 3}}, "a has 32 heads, which 3 GPUs cannot share"),
         ({"memory": {"a": -1}}, "must be above 0"),
-        ({"memory": {"a": 5 * GB}}, r"chosen for a is 5\.0 GB, but it needs at least 1\d\.\d GB"),
+        ({"memory": {"a": 5 * GB}}, r"chosen for a is 5\.0 GB, but it needs more than 16\.1 GB"),
         ({"memory": {"b": 0.5}}, "there is no member 'b'"),
     ],
 )
@@ -182,6 +183,23 @@ def test_a_choice_that_cannot_work_is_refused(choice, message):
     with pytest.raises(UsageError) as caught:
         place({"a": LLAMA}, described_gpus("2x24"), **choice)
     assert re.search(message, "\n".join([str(caught.value), *caught.value.__notes__]))
+
+
+def test_a_user_may_know_that_a_small_model_works_with_little():
+    (placement,) = place({"a": model(0.5)}, described_gpus("24"), memory={"a": 1 * GB})
+    assert placement.memory_bytes == GB and placement.tokens >= 1
+
+
+def test_members_in_memory_take_what_members_in_this_process_take():
+    first, second = place_in_memory({"a": SMALL, "b": model(0.5, 10_000)}, 13 * GB)
+    assert (first.gpus, first.weight_bytes) == ((), 2.5 * GB)
+    assert first.cache_bytes == second.cache_bytes == 3 * GB
+    assert (first.tokens, second.tokens) == (3 * GB // 28_672, 300_000)
+    with pytest.raises(
+        UsageError, match=r"3\.\d GB, and 2\.9 GB is free; 0\.\d GB is missing"
+    ) as caught:
+        place_in_memory({"a": SMALL, "b": model(0.5, 10_000)}, int(2.9 * GB))
+    assert any("leave a out" in note for note in caught.value.__notes__)
 
 
 def test_the_error_says_what_would_fit():

@@ -8,10 +8,8 @@ from contextlib import AbstractContextManager
 from typing import Any
 from weakref import WeakValueDictionary
 
+from ..planning import CACHE_SHARE
 from .cache import Cache
-
-CACHE_SHARE = 0.3
-"""A cache may take this part of the memory that is free after loading."""
 
 
 class Weights(ABC):

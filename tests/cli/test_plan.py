@@ -1,0 +1,107 @@
+"""``langchain-specfuse plan`` prints what members need and where they go, and loads nothing."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from langchain_specfuse.cli.main import FINE, MISUSED, main
+from tests.members import tiny, tiny_gguf
+
+SERVER, HOSTED = "http://localhost:8000/v1#far", "openai:gpt-4.1-mini"
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Return a GGUF file and a folder, both of tiny models."""
+    folder = tmp_path_factory.mktemp("models")
+    for part in tiny.cached("gemma3", 1):
+        part.save_pretrained(folder / "gemma")
+    return str(tiny_gguf.llama(folder / "small.gguf")), str(folder / "gemma")
+
+
+@pytest.fixture
+def plan(capsys):
+    """Run the command; return (exit code, rows by member, standard output, standard error)."""
+
+    def planned(*argv):
+        code = main(["plan", *argv])
+        out, err = capsys.readouterr()
+        rows = [re.split(r"\s{2,}", line.strip()) for line in out.splitlines() if line.strip()]
+        return code, {row[0]: row[1:] for row in rows}, out, err
+
+    return planned
+
+
+@pytest.mark.real  # the tiny file has SmolLM2's vocabulary
+def test_members_are_planned_where_they_run(models, plan):
+    file, folder = models
+    code, rows, out, _ = plan(
+        "--gpus", "2x24", "--members", file, folder, f"vllm:{folder}", SERVER, HOSTED
+    )
+    assert code == FINE
+    assert rows["GPU 0: 24 GB, 22.1 GB usable"] == rows["GPU 1: 24 GB, 22.1 GB usable"] == []
+    assert rows["small"][2] == "memory"
+    assert {rows["gemma"][2], rows["gemma#2"][2]} == {"GPU 0", "GPU 1"}
+    assert rows["far"] == ["on its server"] and rows["gpt-4.1-mini"] == ["with its provider"]
+    assert "servers and providers need no memory here" in out
+    assert "~" not in out
+
+
+def test_without_a_gpu_all_is_in_memory(models, plan, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    code, rows, out, _ = plan("--members", models[1])
+    assert code == FINE and rows["gemma"][2] == "memory" and "GPU" not in out
+
+
+def test_members_of_one_model_share_its_weights(models, plan):
+    _, folder = models
+    adapted = f"vllm:{folder}+org/law"
+    code, rows, out, _ = plan("--gpus", "24", "--members", f"vllm:{folder}", adapted)
+    assert code == FINE and rows["law"] == ["with gemma"]
+    assert "adapters are not counted" in out
+
+
+def test_what_does_not_fit_is_an_error_below_the_sizes(models, plan):
+    code, rows, _, err = plan("--gpus", "1", "--members", models[1])
+    assert code == MISUSED and len(rows["gemma"]) == 2
+    assert re.search(r"no room for gemma: .* \d+\.\d GB is missing\n  -> ", err)
+
+
+def test_an_estimate_is_marked(models, plan, tmp_path):
+    (tmp_path / "config.json").write_bytes(Path(models[1], "config.json").read_bytes())
+    (tmp_path / "model.safetensors.index.json").write_text(
+        '{"weight_map": {"a": "a.safetensors"}, "metadata": {}}'
+    )
+    (tmp_path / "other.safetensors").write_bytes(b"")
+    code, rows, out, _ = plan("--gpus", "24", "--members", str(tmp_path))
+    assert code == FINE and rows[tmp_path.name][0].startswith("~")
+    assert "~ estimated" in out
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "message"),
+    [
+        ([], MISUSED, "--members"),
+        (["--members", "a.gguf", "--gpus", "many"], MISUSED, "described by their gigabytes"),
+        (["--members", "a,b"], MISUSED, "put spaces between members"),
+        (["--members", "/no/where.gguf"], MISUSED, "has no where.gguf"),
+    ],
+)
+def test_a_mistake_is_told(argv, code, message, plan):
+    given, _, _, err = plan(*argv)
+    assert given == code and message in err
+
+
+def test_no_engine_is_imported(models):
+    program = (
+        "import sys; from langchain_specfuse.cli.main import main; "
+        f"main(['plan', '--gpus', '24', '--members', {models[1]!r}]); "
+        "print([name for name in ('torch', 'transformers', 'xllamacpp') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
