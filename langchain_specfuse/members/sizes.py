@@ -261,9 +261,7 @@ def _of_config(model: str, source: _Source, dtype: str | None, quantization: str
     config = _language_model(source.config)
     own = _own_dtype(config, source)
     loaded = _loaded_dtype(model, dtype, own)
-    attention = _attention(config, loaded)
-    is_estimate = attention is None or quantization in QUANTIZED
-    weights = source.weight_bytes
+    weights, is_estimate = source.weight_bytes, quantization in QUANTIZED
     if weights is None:
         weights, is_estimate = _parameters(config) * own, True
     if source.tensors:
@@ -275,15 +273,22 @@ def _of_config(model: str, source: _Source, dtype: str | None, quantization: str
     if not weights:
         error = MemberError(f"the files of {model} do not say how large its weights are")
         raise advised(error, "name a folder or repository with *.safetensors")
-    size = Size(
-        model,
-        weights,
-        0,
-        _files.config_length(config, source.tokenizer_length),
-        is_estimate,
-    )
+    size = config_size(model, weights, config, number_bytes=loaded)
+    context = _files.config_length(config, source.tokenizer_length)
+    return replace(size, context=context, is_estimate=is_estimate or size.is_estimate)
+
+
+def config_size(
+    model: str, weight_bytes: int, config: Mapping[str, Any], number_bytes: int = HALF
+) -> Size:
+    """The size of a model with weights of so many bytes and this ``config.json``, whose caches keep
+    numbers of ``number_bytes``."""
+    config = _language_model(config)
+    size = Size(model, weight_bytes, 0, _files.config_length(config))
+    attention = _attention(config, number_bytes)
     if attention is None:
-        return replace(size, cache_bytes_per_token=round(weights * CACHE_PER_WEIGHT))
+        estimate = round(weight_bytes * CACHE_PER_WEIGHT)
+        return replace(size, cache_bytes_per_token=estimate, is_estimate=True)
     return replace(size, **attention)
 
 

@@ -139,7 +139,7 @@ def sets(results: Result, short: bool = False) -> str:
     for found in results["ensembles"].values():
         names = frozenset(way.split()[1] for way in found["ways"] if way.startswith("alone "))
         measured[names] = _speeds(found["ways"])["default"]
-    heads = ("machine", "members, in 4 bits", "memory, computed", "tokens/s", "try it for")
+    heads = ("machine", "members", "memory, computed", "tokens/s", "try it for")
     rows = member_sets.rows(measured)
     return _joined(table(heads, [rows[at] for at in member_sets.SHORT] if short else rows))
 
