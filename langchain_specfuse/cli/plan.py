@@ -14,17 +14,15 @@ from ..chat.options import Options
 from ..chat.references import arguments_of, is_chat_model, is_gguf, is_server, names_of
 from ..errors import UsageError
 from ..members.planning import (
-    CONVERSATION,
     Gpu,
     Placement,
-    Size,
     described_gpus,
     free_memory,
     gpus,
     place,
     place_in_memory,
-    size_of,
 )
+from ..members.sizes import CONVERSATION, Size, size_of
 from ..show.terminal import one_line
 from .choices import members_of, new_parser
 
