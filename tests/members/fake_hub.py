@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -57,6 +58,8 @@ class FakeHub:
         """Whether it answers every request with status 503."""
         self.redirects = False
         """Whether files are served under another address."""
+        self.silent = False
+        """Whether it takes requests and never answers."""
         self.stopped = False
         self.pause = threading.Event()
         """Cleared: downloads wait at their cut instead of ending there."""
@@ -121,6 +124,8 @@ def _answering(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
             self.do_GET()
 
         def do_GET(self) -> None:
+            while hub.silent and not hub.stopped:
+                time.sleep(0.01)
             if hub.stopped:
                 self.close_connection = True
                 return None
