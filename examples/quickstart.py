@@ -1,5 +1,5 @@
-"""Two real models write one answer together. They come from the package index, are fetched once,
-and need no GPU."""
+"""Two real models write one answer together. They come from the hub or the package index, are
+fetched once, and need no GPU."""
 
 from langchain_specfuse import SpecFuseChatModel, demo_members
 

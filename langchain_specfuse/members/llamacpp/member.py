@@ -32,7 +32,8 @@ class LlamaCppMember(LocalMember):
     'qwen2.5-1.5b-instruct-q4_k_m'
 
     ``model``
-        The file; for a model in several files, the first one.
+        The file; for a model in several files, the first one. ``hf:user/model:quantisation`` is a
+        file on the Hugging Face hub, ``ollama:model`` one that Ollama keeps on this disk.
     ``adapter``
         A LoRA as a ``.gguf`` file. Members with different adapters share the weights of the base.
     ``name``
