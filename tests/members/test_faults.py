@@ -18,7 +18,7 @@ import torch
 
 from langchain_specfuse import EnsembleError, Method, SpecFuseCallbackHandler, SpecFuseChatModel
 from langchain_specfuse.core.replies import checked_reply
-from langchain_specfuse.core.values import Candidate, DraftJob, Sampling, ScoreJob
+from langchain_specfuse.core.values import Candidate, DraftJob, Failure, Sampling, ScoreJob
 from langchain_specfuse.evaluation.running import on_worker
 from langchain_specfuse.members.transformers.member import TransformersMember
 from tests.members import tiny
@@ -154,17 +154,19 @@ def asked_of(*members: TransformersMember) -> tuple[str, dict[str, str], str]:
 
 
 class Poisoned:
-    """A layer that returns ``bad`` while it is ``on``, in its first pass or in all passes."""
+    """A layer that returns ``bad`` for one text of its first pass."""
 
-    def __init__(self, member: TransformersMember, bad: float, *, always: bool = False):
-        self.on, self.bad, self.always = True, bad, always
+    def __init__(self, member: TransformersMember, bad: float):
+        self.on, self.bad = True, bad
         member.cache.weights.model.model.layers[0].self_attn.v_proj.register_forward_hook(
             self._strike
         )
 
     def _strike(self, _: Any, __: Any, values: torch.Tensor) -> torch.Tensor:
-        bad, self.on = self.on, self.on and self.always
-        return torch.full_like(values, self.bad) if bad else values
+        if self.on:
+            values[0] = self.bad
+        self.on = False
+        return values
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -174,9 +176,14 @@ def test_nan_in_one_text_is_a_failure_of_that_query_alone(bad):
         [DraftJob(tiny.query(f"Why {k}?"), (), 4, 9, Sampling()) for k in range(3)],
     )
     Poisoned(member, bad)
-    first, *others = member.draft(asked)
-    assert checked_reply(asked[0], first).kind == "nan"
-    assert same(asked[1:], others, tiny.member("llama", 1))
+    pairs = [
+        (job, checked_reply(job, reply))
+        for job, reply in zip(asked, member.draft(asked), strict=True)
+    ]
+    failures = [reply for _, reply in pairs if isinstance(reply, Failure)]
+    assert [failure.kind for failure in failures] == ["nan"]
+    others = [(job, reply) for job, reply in pairs if reply not in failures]
+    assert len(others) == 2 and same(*zip(*others, strict=True), tiny.member("llama", 1))
 
 
 # --- a tokenizer that raises, a device that disappears --------------------------------------------

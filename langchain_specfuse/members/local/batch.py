@@ -3,7 +3,7 @@
 
 Members that reason do so first. Jobs whose context does not fit fail, long contexts are read in
 chunks, and all other jobs are computed in parts that fit into memory (:meth:`.Cache.batches`). If a
-part fails, each of its jobs is tried alone. ``drafting`` writes the drafts.
+part fails, its halves are tried, down to single jobs. ``drafting`` writes the drafts.
 """
 
 from __future__ import annotations
@@ -129,7 +129,8 @@ def _in_batches(cache: Cache, jobs: list[OpenJob], work: Work) -> dict[int, AnyR
 
 
 def _safely(cache: Cache, batch: list[OpenJob], work: Work) -> list[AnyReply]:
-    """Answer a batch. If it fails, try each job alone, so that it fails no other.
+    """Answer a batch. If it fails, try each half of it, down to single jobs, so that a job fails no
+    other.
 
     What is cached of its queries may be wrong then, so it is dropped. If the device is out of
     memory, all caches are freed first.
@@ -150,7 +151,8 @@ def _safely(cache: Cache, batch: list[OpenJob], work: Work) -> list[AnyReply]:
         if cache.is_out_of_memory(broken):
             message = f"out of memory on {cache.weights.device}"
         return [Failure.of(broken, message)]
-    return [reply for job in batch for reply in _safely(cache, [job], work)]
+    half = len(batch) // 2
+    return _safely(cache, batch[:half], work) + _safely(cache, batch[half:], work)
 
 
 def _has_nan(reply: AnyReply) -> bool:

@@ -117,7 +117,10 @@ class TransformersWeights(Weights):
 
     def describe(self, cache: Cache) -> str:
         dtype = str(self.model.dtype).removeprefix("torch.")
-        return f"{self.device}, {dtype}, {self.forward.attention}, {cache.kind}"
+        kind = cache.kind
+        if isinstance(cache, ModelCache) and cache.joins:
+            kind += " in batches"
+        return f"{self.device}, {dtype}, {self.forward.attention}, {kind}"
 
     @property
     def parameters(self) -> int:
