@@ -1,0 +1,138 @@
+"""The process of a model server that this process started and owns.
+
+A small program, :mod:`.supervisor`, runs the server and holds a pipe to this process. When the pipe
+closes, it ends the server and everything that the server has started, so no end of this process
+leaves a server behind. Nothing else could promise that: ``atexit`` does not run after ``kill -9``,
+and Linux's death signal comes as soon as the *thread* ends that started the process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import http.client
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from . import supervisor
+
+HOST = "127.0.0.1"
+STOP_S = supervisor.TERMINATE_S + 2.0
+"""How long the supervisor may take to end a server."""
+HEALTH_S = 2.0
+"""A time limit for one question whether the server is ready."""
+TAIL_BYTES = 1 << 16
+"""How much of a log's end is read."""
+
+_RUNNING: set[ServerProcess] = set()
+"""Servers that have not ended, or that nobody has waited for."""
+
+
+class ServerProcess:
+    """A server on a port of this machine, from its start to its end."""
+
+    def __init__(
+        self, name: str, port: int, command: Sequence[str], environment: Mapping[str, str]
+    ) -> None:
+        """Start the command with this environment. ``name`` is a part of the log's name."""
+        self.port = port
+        plain = re.sub(r"[^\w.-]+", "-", name)
+        file, path = tempfile.mkstemp(prefix=f"specfuse-{plain}-", suffix=".log")
+        os.close(file)
+        self.log = Path(path)
+        self._owner = os.getpid()
+        own = [sys.executable, "-I", "-S", supervisor.__file__, str(self._owner), path]
+        self._supervisor = subprocess.Popen(
+            [*own, *command],
+            env=dict(environment),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C in a terminal reaches this process only
+        )
+        assert self._supervisor.stdout is not None
+        with self._supervisor.stdout as output:
+            group = output.readline()
+        self._group = int(group) if group.strip() else None
+        for ended in [process for process in _RUNNING if not process.is_alive]:
+            _RUNNING.discard(ended)
+        _RUNNING.add(self)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._supervisor.poll() is None
+
+    def is_ready(self) -> bool:
+        """Whether the server answers at ``/health``."""
+        connection = http.client.HTTPConnection(HOST, self.port, timeout=HEALTH_S)
+        try:
+            connection.request("GET", "/health")
+            return connection.getresponse().status == 200
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+    def log_lines(self) -> list[str]:
+        """The last lines of the server's output."""
+        try:
+            with self.log.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - TAIL_BYTES))
+                text = file.read().decode(errors="replace")
+        except FileNotFoundError:  # it was stopped
+            return []
+        return [line.rstrip() for line in text.splitlines() if line.strip()]
+
+    def close(self) -> None:
+        """Let the supervisor end the server, and do not wait for it."""
+        if os.getpid() == self._owner and self._supervisor.stdin is not None:
+            with suppress(OSError):
+                self._supervisor.stdin.close()
+
+    def end(self) -> None:
+        """End the server and all that it has started. Its log remains."""
+        if os.getpid() != self._owner:  # a fork does not own it
+            return
+        self.close()
+        try:
+            status = self._supervisor.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self._supervisor.kill()
+            status = self._supervisor.wait()
+        _RUNNING.discard(self)
+        if status < 0 and self._group is not None:  # a signal has ended the supervisor
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._group, signal.SIGKILL)
+
+    def stop(self) -> None:
+        """End the server and remove its log."""
+        if os.getpid() == self._owner:
+            self.end()
+            for path in (self.log, Path(f"{self.log}.1")):
+                path.unlink(missing_ok=True)
+
+
+def free_port() -> int:
+    """A port of this machine that is free now. Another program may take it before the server
+    does."""
+    with socket.socket() as listener:
+        listener.bind((HOST, 0))
+        return int(listener.getsockname()[1])
+
+
+@atexit.register
+def _stop_all() -> None:
+    """End all servers side by side."""
+    running = list(_RUNNING)
+    for process in running:
+        process.close()
+    for process in running:
+        process.stop()

@@ -1,0 +1,195 @@
+"""The process of a server ends with whoever started it, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from langchain_specfuse.members.server import supervisor
+from langchain_specfuse.members.server.process import ServerProcess, free_port
+
+SERVER = """
+import http.server, os, subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+with open(sys.argv[2] + ".new", "w") as file:
+    print(os.getpid(), child.pid, file=file)
+os.rename(sys.argv[2] + ".new", sys.argv[2])
+class Health(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+print("listening", flush=True)
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Health).serve_forever()
+"""
+"""A server with a child process, as an engine has. It writes the ids of both into a file."""
+STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + SERVER
+LONG_S = 30.0
+
+
+@pytest.fixture
+def pids_file(tmp_path: Path) -> Path:
+    return tmp_path / "pids"
+
+
+@pytest.fixture
+def start(pids_file: Path) -> Iterator[Callable[..., ServerProcess]]:
+    started: list[ServerProcess] = []
+
+    def run(script: str = SERVER) -> ServerProcess:
+        port = free_port()
+        command = [sys.executable, "-c", script, str(port), str(pids_file)]
+        started.append(ServerProcess("org/my model", port, command, os.environ))
+        until(lambda: started[-1].is_ready() or not started[-1].is_alive)
+        return started[-1]
+
+    yield run
+    for process in started:
+        process.stop()
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LONG_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def pids(file: Path) -> list[int]:
+    until(file.exists)
+    return [int(pid) for pid in file.read_text().split()]
+
+
+def are_gone(processes: list[int]) -> bool:
+    return not any(is_running(process) for process in processes)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_a_stopped_server_leaves_no_process_and_no_log(
+    start: Callable[..., ServerProcess], pids_file: Path
+) -> None:
+    process = start()
+    assert process.is_alive and process.is_ready()
+    assert process.log_lines()[0] == "listening"
+    process.stop()
+    assert not process.is_alive and not process.is_ready()
+    assert are_gone(pids(pids_file))
+    assert not process.log.exists()
+
+
+@pytest.mark.slow
+def test_a_server_that_ignores_the_signal_is_killed(
+    start: Callable[..., ServerProcess], pids_file: Path
+) -> None:
+    process = start(STUBBORN)
+    began = time.monotonic()
+    process.stop()
+    assert are_gone(pids(pids_file))
+    assert time.monotonic() - began >= supervisor.TERMINATE_S
+
+
+def test_the_death_of_a_server_is_noticed_and_takes_its_children_along(
+    start: Callable[..., ServerProcess], pids_file: Path
+) -> None:
+    process = start()
+    server, child = pids(pids_file)
+    os.kill(server, signal.SIGKILL)
+    until(lambda: not process.is_alive)
+    assert are_gone([child])
+    assert "SIGKILL" in process.log_lines()[-1]
+
+
+def test_the_death_of_the_supervisor_takes_the_server_along(
+    start: Callable[..., ServerProcess], pids_file: Path
+) -> None:
+    process = start()
+    server, child = pids(pids_file)
+    psutil.Process(server).parent().kill()
+    until(lambda: not process.is_alive)
+    process.end()
+    until(lambda: are_gone([server, child]))
+
+
+def test_a_command_that_cannot_be_run_is_a_dead_server_whose_log_says_why() -> None:
+    process = ServerProcess("x", free_port(), ["/nowhere/python"], os.environ)
+    until(lambda: not process.is_alive)
+    process.end()
+    assert "/nowhere/python" in process.log_lines()[-1]
+    process.stop()
+
+
+def test_output_is_kept_up_to_a_limit_with_its_end() -> None:
+    script = f"for number in range({supervisor.LOG_BYTES // 10}): print(f'{{number:040d}}')"
+    process = ServerProcess("x", free_port(), [sys.executable, "-c", script], os.environ)
+    until(lambda: not process.is_alive)
+    process.end()
+    logs = list(process.log.parent.glob(f"{process.log.name}*"))
+    assert len(logs) == 2
+    assert sum(log.stat().st_size for log in logs) <= 2 * supervisor.LOG_BYTES
+    *_, last, _ = process.log_lines()  # before the line about the end
+    assert int(last) == supervisor.LOG_BYTES // 10 - 1
+    process.stop()
+    assert not any(log.exists() for log in logs)
+
+
+# --- however the parent ends ----------------------------------------------------------------------
+
+PARENT = """
+import os, sys, time
+from langchain_specfuse.members.server.process import ServerProcess, free_port
+port = free_port()
+command = [sys.executable, "-c", sys.argv[2], str(port), sys.argv[1]]
+process = ServerProcess("x", port, command, os.environ)
+while not process.is_ready():
+    time.sleep(0.05)
+"""
+ENDS = {
+    "at the end of the program": "",
+    "after an exception": "1 / 0",
+    "kill -9": "os.kill(os.getpid(), 9)",
+    "kill -9 while a fork lives": """
+        if os.fork() == 0:
+            time.sleep(600)
+            os._exit(0)
+        os.kill(os.getpid(), 9)
+    """,
+    "os._exit": "os._exit(3)",
+}
+
+
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS.keys())
+def test_no_end_of_the_parent_leaves_a_server(end: str, pids_file: Path) -> None:
+    script = PARENT + textwrap.dedent(end)
+    command = [sys.executable, "-c", script, str(pids_file), SERVER]
+    # a group of its own, so that the test can end a fork
+    parent = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
+    try:
+        parent.wait(LONG_S)
+        until(lambda: are_gone(pids(pids_file)))
+    finally:
+        try:
+            os.killpg(parent.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+
+def test_ctrl_c_does_not_reach_the_server(
+    start: Callable[..., ServerProcess], pids_file: Path
+) -> None:
+    start()
+    assert all(os.getsid(pid) != os.getsid(0) for pid in pids(pids_file))
