@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -44,6 +45,7 @@ class FakeServer:
         name: str = "tiny",
         key: str = "",
         tls: str = "",
+        port: int = 0,
     ) -> None:
         self.engine, self.model, self.tokenizer, self.name, self.key = (
             engine,
@@ -74,7 +76,9 @@ class FakeServer:
         Together's."""
         self.go = threading.Event()
         self._lock = threading.Lock()
-        self.port = 0
+        self.port = port
+        self.adapters: dict[str, str] = {}
+        """vLLM: the name of each LoRA adapter -> its folder. Their weights are not applied."""
         self.start()
 
     @property
@@ -187,6 +191,10 @@ def _models(server: FakeServer, body: Reply) -> Reply:
     owners = {"llama.cpp": "llamacpp", "gateway": "vllm"}
     owner = owners.get(server.engine, server.engine)
     models = [{"id": server.name, "owned_by": owner, "max_model_len": LIMIT}]
+    models += [
+        {"id": name, "owned_by": owner, "parent": server.name, "max_model_len": None}
+        for name in server.adapters
+    ]
     return models if server.forms == {"text"} else {"object": "list", "data": models}
 
 
@@ -270,7 +278,7 @@ def _gateway(server: FakeServer, body: Reply) -> Reply:
 
 
 def _vllm(server: FakeServer, body: Reply) -> Reply:
-    if body["model"] != server.name:
+    if body["model"] not in (server.name, *server.adapters):
         raise Refused(404, f"The model `{body['model']}` does not exist.")
     if body["max_tokens"] < 1 and not body.get("echo"):
         raise Refused(400, "max_tokens must be at least 1")
@@ -279,7 +287,7 @@ def _vllm(server: FakeServer, body: Reply) -> Reply:
         raise Refused(400, f"This model's maximum context length is {LIMIT} tokens.")
     choices = [_vllm_choice(server, body, ids) | {"index": at} for at, ids in enumerate(prompts)]
     return {
-        "model": server.name,
+        "model": body["model"],
         "choices": choices,
         "usage": {"prompt_tokens": sum(map(len, prompts))},
     }
@@ -342,6 +350,13 @@ def _spelling(
         ] or server.eos
 
     return allowed
+
+
+def _vllm_load_adapter(server: FakeServer, body: Reply) -> Reply:
+    if not (Path(body["lora_path"]) / "adapter_config.json").exists():
+        raise Refused(404, f"No adapter found for {body['lora_path']}")
+    server.adapters[body["lora_name"]] = body["lora_path"]
+    return {}
 
 
 def _vllm_tokenize(server: FakeServer, body: Reply) -> Reply:
@@ -445,7 +460,9 @@ def _llama_props(server: FakeServer, body: Reply) -> Reply:
 Answer = Callable[[FakeServer, Reply], Any]
 ENGINES: dict[str, dict[str, Answer]] = {
     "vllm": {
+        "/health": lambda server, body: {},
         "/v1/models": _models,
+        "/v1/load_lora_adapter": _vllm_load_adapter,
         "/v1/completions": _vllm,
         "/tokenize": _vllm_tokenize,
         "/detokenize": _vllm_detokenize,
@@ -510,7 +527,8 @@ def _answering(server: FakeServer) -> type[BaseHTTPRequestHandler]:
             server.asked.append((self.path, body))
             server.authorization = self.headers.get("Authorization")
             effect = server.fault(self.path, before) if server.fault else None
-            if server.key and server.authorization != f"Bearer {server.key}":
+            is_guarded = server.key and self.path != "/health"
+            if is_guarded and server.authorization != f"Bearer {server.key}":
                 return self._send(401, {"error": {"message": "Invalid API key"}})
             if effect == "hang":
                 server.go.wait(30)

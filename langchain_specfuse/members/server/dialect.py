@@ -103,10 +103,10 @@ class Dialect(ABC):
 
     def limit(self) -> int | None:
         """The most tokens of prompt and answer together, if the list of models says so."""
-        for entry in self.client.models():
-            if entry.get("id") == self.model:
-                return entry.get("max_model_len")
-        return None
+        listed = {entry.get("id"): entry for entry in self.client.models()}
+        entry = listed.get(self.model, {})
+        base = listed.get(entry.get("parent"), {})  # vLLM lists a LoRA adapter without a limit
+        return entry.get("max_model_len") or base.get("max_model_len")
 
     def forget(self, key: str) -> None:
         """Forget this query, which is over."""

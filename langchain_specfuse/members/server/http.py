@@ -14,7 +14,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
 from weakref import WeakSet
@@ -75,6 +75,9 @@ class Address:
     verify: bool | str = True
     """For TLS: True checks the certificate, a path names the authorities to trust, and False turns
     the check off."""
+    key: str = field(default="", repr=False)
+    """The key of a server that this process has started, instead of the variable's. Such a server
+    is asked directly, without a proxy."""
 
     @property
     def api(self) -> str:
@@ -99,7 +102,7 @@ class Client:
         self.last_sign = 0.0
         """When bytes last arrived."""
         self._closed = False
-        self._key = _key_in(address.api_key_env)
+        self._key = address.key or _key_in(address.api_key_env)
         remember({"api_key": self._key})
         self._now = threading.local()
         """The deadline of the request that this thread waits for."""
@@ -110,12 +113,17 @@ class Client:
             has_scheme = " " in self._key
             self.headers["Authorization"] = self._key if has_scheme else f"Bearer {self._key}"
         self.trusted = _trusted(address.verify)
-        self._proxy = through_proxy(address.url)
+        self._proxy = "" if address.key else through_proxy(address.url)
         limits = httpx2.Limits(
             max_connections=max_connections, max_keepalive_connections=max_connections
         )
         try:
-            self._client = httpx2.Client(headers=self.headers, limits=limits, verify=self.trusted)
+            self._client = httpx2.Client(
+                headers=self.headers,
+                limits=limits,
+                verify=self.trusted,
+                trust_env=not address.key,
+            )
         except (ImportError, ValueError, httpx2.InvalidURL) as error:  # of a proxy
             unusable = UsageError(f"{self._server('/v1')} cannot be reached: {error}")
             raise advised(

@@ -181,15 +181,15 @@ class ServerMember:
     def probe(self) -> Probe:
         if self._ready is not None:
             return self._ready
-        self.unload()
+        self._disconnect()
         client = self._client = Client(self.address, self.name, self.max_concurrency)
         try:
             self._ready = self._probe(client)
         except (MemberError, UsageError):
-            self.unload()
+            self._disconnect()
             raise
         except Exception as error:
-            self.unload()
+            self._disconnect()
             strange = MemberError(
                 f"the server at {self.address.url} describes itself in an unexpected way: "
                 f"{shown(error)}",
@@ -198,7 +198,7 @@ class ServerMember:
             advice = f"check that base_url names a model server; {_OTHER_SERVERS}"
             raise advised(strange, advice) from error
         except BaseException:
-            self.unload()
+            self._disconnect()
             raise
         log.info("%s: %s", self.name, self._ready.detail)
         return self._ready
@@ -216,6 +216,9 @@ class ServerMember:
 
     def unload(self) -> None:
         """Close the connections. The next job opens them again and probes the server again."""
+        self._disconnect()
+
+    def _disconnect(self) -> None:
         if self._chat is not None:
             self._chat.unload()
         self._ready = self._session = self._chat = None
