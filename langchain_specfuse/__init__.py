@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from .members.ray import RayMember as RayMember
     from .members.scripted import ScriptedMember as ScriptedMember
     from .members.server.member import ServerMember as ServerMember
+    from .members.server.vllm_member import VllmMember as VllmMember
     from .members.transformers.member import TransformersMember as TransformersMember
     from .show.trace import Trace as Trace
 
@@ -60,6 +61,7 @@ _NAMES = {
     "members.ray": "RayMember",
     "members.scripted": "ScriptedMember",
     "members.server.member": "ServerMember",
+    "members.server.vllm_member": "VllmMember",
     "members.transformers.member": "TransformersMember",
     "show.trace": "Trace",
 }
@@ -69,6 +71,7 @@ _EXTRAS = {
     "RayMember": "ray",
     "ServerMember": "server",
     "TransformersMember": "transformers",
+    "VllmMember": "server",
 }
 _NEEDS_CORE = {"SpecFuseDecisionModel": ("langchain_core.decisions", "1.8")}
 """Names that need a module of a newer langchain-core than the package itself."""

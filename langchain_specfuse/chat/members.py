@@ -27,6 +27,7 @@ from ..members.chat_model.member import ChatModelMember
 from ..members.ray import PLACEMENT
 from ..secret_values import masked
 from .references import (
+    VLLM,
     Reference,
     arguments_of,
     checked_member,
@@ -34,6 +35,7 @@ from .references import (
     is_gguf,
     is_server,
     is_spec,
+    is_vllm,
     names_of,
     refuse_mistaken,
 )
@@ -100,7 +102,7 @@ def previews(references: Sequence[Reference]) -> dict[str, Probe | None]:
 def _preview(reference: Reference, name: str) -> Probe | None:
     if isinstance(reference, str | Mapping):
         arguments = arguments_of(reference)
-        if is_server(arguments["model"]):
+        if is_server(arguments["model"]) or is_vllm(arguments["model"]):
             return None
         if isinstance(arguments["model"], str) and not is_chat_model(arguments["model"]):
             return _files.preview(arguments)
@@ -162,16 +164,23 @@ def _new_member(arguments: dict[str, Any]) -> Member:
             return ServerMember(address, served or None, **others)
         if is_chat_model(model) or isinstance(model, BaseChatModel):
             return ChatModelMember(**arguments)
-        if is_gguf(model):
+        Local: type[Any]
+        if is_vllm(model):
+            from ..members.server.vllm_member import VllmMember as Local
+
+            arguments["model"] = model.removeprefix(VLLM)
+            refuse_mistaken(arguments["model"], arguments["name"])
+        elif is_gguf(model):
             from ..members.llamacpp.member import LlamaCppMember as Local
         else:
             if isinstance(model, str) and "cluster" not in arguments:
                 refuse_mistaken(model, arguments["name"])
-            from ..members.transformers.member import TransformersMember as Local  # type: ignore[assignment]
+            from ..members.transformers.member import TransformersMember as Local
 
         if "cluster" not in arguments:
             _refuse_placement(arguments)
-            return Local(**arguments)
+            member: Member = Local(**arguments)
+            return member
         from ..members.ray import RayMember
 
         placement = {key: value for key, value in arguments.items() if key in PLACEMENT}
@@ -196,7 +205,7 @@ def _missing_extra(model: str, name: str, error: ModuleNotFoundError) -> UsageEr
     """The error for a member whose engine is not installed."""
     needs = f"needs {error.name}, which is not installed"
     missing = UsageError(f"a member named {name!r} {needs}")
-    if is_server(model):
+    if is_server(model) or is_vllm(model):
         return advised(missing, 'pip install "langchain-specfuse[server]"')
     if is_gguf(model):
         return advised(missing, 'pip install "langchain-specfuse[llamacpp]"')

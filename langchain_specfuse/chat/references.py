@@ -1,8 +1,8 @@
 """References to members: the ways in which a user can write a member, and the names that follow.
 
-A reference is a text (a hub id, a folder, a file, ``hf:...``, ``base+adapter``, an address,
-``provider:model``), a dict of arguments, a chat model or a member object. References are checked as
-far as possible without loading anything. :mod:`.members` makes members from them.
+A reference is a text (a hub id, a folder, a file, ``hf:...``, ``vllm:...``, ``base+adapter``, an
+address, ``provider:model``), a dict of arguments, a chat model or a member object. References are
+checked as far as possible without loading anything. :mod:`.members` makes members from them.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ Reference: TypeAlias = Any
 """A member as the user wrote it: a hub id, folder, file, ``base+adapter``, address, a dict of
 arguments, an object."""
 
+VLLM = "vllm:"
+"""The beginning of a name of a model for vLLM."""
 _ADDRESS = re.compile(r"(localhost|[\w-]+(\.[\w-]+)+):\d+([/#].*)?|localhost([/#].*)?")
 """An address without ``http://``."""
 _WINDOWS = re.compile(r"[A-Za-z]:[\\/]")
@@ -120,6 +122,9 @@ def _checked_name(name: str) -> str:
         refuse_secrets(address[0])
     if is_hub_name(name):
         parsed(split_adapter(name)[0])
+    if name == VLLM:
+        error = UsageError(f"{name!r} does not name a model")
+        raise advised(error, "for example 'vllm:Qwen/Qwen3-8B'")
     if is_server(name) and not urlsplit(name).hostname:
         error = UsageError(f"{name!r} does not name a server")
         raise advised(error, "for example 'http://localhost:8000/v1#my-model'")
@@ -228,6 +233,12 @@ def is_server(name: Any) -> bool:
     return isinstance(name, str) and name.startswith(("http://", "https://"))
 
 
+def is_vllm(name: Any) -> bool:
+    """Whether this names a model for a vLLM server that this process starts:
+    ``vllm:org/model``."""
+    return isinstance(name, str) and name.startswith(VLLM)
+
+
 def is_gguf(name: Any) -> bool:
     """Whether this is a ``.gguf`` file, here or on the hub, which llama.cpp reads."""
     return is_hub_name(name) or (isinstance(name, str) and name.lower().endswith(".gguf"))
@@ -263,9 +274,14 @@ def split_adapter(name: str) -> tuple[str, str | None]:
     ('Qwen/Qwen2.5-0.5B-Instruct', './adapters/law')
     >>> split_adapter("Qwen/Qwen2.5-0.5B-Instruct")
     ('Qwen/Qwen2.5-0.5B-Instruct', None)
+    >>> split_adapter("vllm:Qwen/Qwen3-8B+./adapters/law")
+    ('vllm:Qwen/Qwen3-8B', './adapters/law')
     """
     if "+" not in name or is_server(name) or is_chat_model(name):
         return name, None
+    if is_vllm(name):
+        base, adapter = _split_path(name.removeprefix(VLLM))
+        return VLLM + base, adapter
     return _split_path(name)
 
 
@@ -328,7 +344,7 @@ def _last_part(reference: str | Mapping[str, Any] | BaseChatModel) -> str:
     if is_server(source):
         url = urlsplit(source)
         source = url.fragment or url.hostname or source
-    if is_chat_model(source):
+    if is_chat_model(source) or is_vllm(source):
         source = source.partition(":")[2]
     last = os.path.basename(os.path.normpath(source))
     if last in (".", ".."):

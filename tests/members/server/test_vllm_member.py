@@ -1,0 +1,366 @@
+"""A VllmMember starts, shares, watches and stops its server. The server is a program that is
+started as vLLM is and speaks as vLLM does (tests/members/fake_vllm)."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import json
+import logging
+import operator
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from langchain_specfuse import Method, SpecFuseChatModel, VllmMember, unload
+from langchain_specfuse.core.values import Draft, DraftJob, Sampling
+from langchain_specfuse.errors import MemberError, UsageError
+
+from .. import lora, tiny
+from ..fake_server import INST_END, FakeServer
+from .test_process import are_gone, until
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+QUESTION = "Why is the sky blue?"
+LOADS_S = 2.0
+SHORT: dict[str, Any] = {"segment_tokens": 4, "method": Method(exit="never")}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, FakeServer]]:
+    """The folders of two tiny models, and the servers that compute with them."""
+    found = {}
+    for name, seed in (("tiny", 2), ("other", 1)):
+        path = tmp_path_factory.mktemp("models") / name
+        model, tokenizer = tiny.cached("llama", seed, chat_template=INST_END)
+        model.save_pretrained(path)
+        tokenizer.save_pretrained(path)
+        found[str(path)] = FakeServer("vllm", model, tokenizer, name=str(path))
+    yield found
+    for server in found.values():
+        server.stop()
+
+
+@pytest.fixture
+def folder(models: dict[str, FakeServer]) -> str:
+    return next(iter(models))
+
+
+Starts = Callable[[], list[dict[str, Any]]]
+"""What the fake server was started with, each time."""
+
+
+@pytest.fixture
+def starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, models: dict[str, FakeServer]
+) -> Iterator[Starts]:
+    """This interpreter has the fake vLLM meanwhile."""
+    file = tmp_path / "starts"
+
+    def read() -> list[dict[str, Any]]:
+        lines = file.read_text().splitlines() if file.exists() else []
+        return [json.loads(line) for line in lines]
+
+    monkeypatch.delenv("SPECFUSE_VLLM_PYTHON", raising=False)
+    path = os.pathsep.join([str(HERE.parent / "fake_vllm"), str(ROOT)])
+    monkeypatch.setenv("PYTHONPATH", path)
+    ports = {model: server.port for model, server in models.items()}
+    monkeypatch.setenv("FAKE_VLLM_BACKENDS", json.dumps(ports))
+    for server in models.values():
+        server.adapters.clear()
+    monkeypatch.setenv("FAKE_VLLM_RECORD", str(file))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    yield read
+    unload()
+    gc.collect()  # members that a failed test has left
+    until(lambda: are_gone([pid for start in read() for pid in start["pids"]]))
+
+
+def job(id: str = "q") -> DraftJob:
+    return DraftJob(tiny.query(QUESTION, id=id), (), 5, 9, Sampling())
+
+
+# --- one line -------------------------------------------------------------------------------------
+
+
+def test_members_by_name_answer_together_on_one_server_per_model(
+    models: dict[str, FakeServer],
+    tmp_path: Path,
+    starts: Starts,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    adapter, _ = lora.adapter("llama", tmp_path / "law", 1)
+    folder, other = models
+    members = [f"vllm:{folder}", f"vllm:{folder}+{adapter}", f"vllm:{other}"]
+    llm = SpecFuseChatModel(members=members, max_tokens=12, **SHORT)
+    with caplog.at_level(logging.INFO, "langchain_specfuse"):
+        answer = llm.invoke(QUESTION)
+    about = answer.response_metadata["specfuse"]
+    assert answer.text and about["exits"] == []
+    assert set(about["members"]) == {"tiny", "law", "other"}
+    assert len(starts()) == 2
+    shared = next(start for start in starts() if start["model"] == folder)
+    assert shared["lora_modules"] == [{"name": str(adapter), "path": str(adapter)}]
+    assert shared["max_lora_rank"] == "8"  # the adapter's is 4, and vLLM takes no less
+    assert shared["host"] == "127.0.0.1"
+    keys = {start["environment"]["VLLM_API_KEY"] for start in starts()}
+    assert len(keys) == 2
+    shown = [*caplog.messages, repr(about), *(" ".join(start["argv"]) for start in starts())]
+    assert not any(key in text for key in keys for text in shown)
+    assert any("vLLM is ready" in message for message in caplog.messages)
+    unload()
+    assert are_gone([pid for start in starts() for pid in start["pids"]])
+
+
+def test_the_server_ends_with_the_last_of_its_members(folder: str, starts: Starts) -> None:
+    first, second = VllmMember(folder, name="a"), VllmMember(folder, name="b")
+    assert isinstance(tiny.reply_of(first, job()), Draft)
+    assert isinstance(tiny.reply_of(second, job()), Draft)
+    first.unload()
+    assert isinstance(tiny.reply_of(second, job()), Draft)
+    assert len(starts()) == 1
+    second.unload()
+    assert are_gone(starts()[0]["pids"])
+    copy = pickle.loads(pickle.dumps(first))
+    assert isinstance(tiny.reply_of(copy, job()), Draft)  # starts it again
+    assert len(starts()) == 2
+    copy.unload()
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # its connections are not closed
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_member_that_nobody_holds_does_not_keep_its_server(folder: str, starts: Starts) -> None:
+    member = VllmMember(folder)
+    member.probe()
+    del member
+    gc.collect()
+    until(lambda: are_gone(starts()[0]["pids"]))
+
+
+def test_an_adapter_that_comes_later_is_loaded_by_the_running_server(
+    folder: str, tmp_path: Path, starts: Starts
+) -> None:
+    adapters = [lora.adapter("llama", tmp_path / name, 1)[0] for name in ("law", "art")]
+    members = [VllmMember(folder, adapter=adapter) for adapter in adapters]
+    for member in members:
+        draft = tiny.reply_of(member, job())
+        assert isinstance(draft, Draft)
+        assert member.probe().max_context
+    assert len(starts()) == 1
+    absent = VllmMember(folder, adapter=tmp_path / "absent")
+    with pytest.raises(MemberError, match="cannot load the adapter"):
+        absent.probe()
+    for member in (*members, absent):
+        member.unload()
+
+
+# --- deaths ---------------------------------------------------------------------------------------
+
+
+def test_a_server_that_dies_in_an_answer_is_back_for_the_next_one(
+    folder: str, starts: Starts
+) -> None:
+    here = tiny.member("llama", 1, name="here")
+    served = VllmMember(folder, name="served")
+    llm = SpecFuseChatModel(members=[served, here], lead=None, max_tokens=120, **SHORT)
+    pieces: list[Any] = []
+    for chunk in llm.stream(QUESTION):
+        pieces.append(chunk)
+        if len(pieces) == 1:
+            os.kill(starts()[0]["pids"][0], signal.SIGKILL)
+    first = functools.reduce(operator.add, pieces)
+    assert [exit["member"] for exit in first.response_metadata["specfuse"]["exits"]] == ["served"]
+    second = llm.invoke(QUESTION).response_metadata["specfuse"]
+    assert second["exits"] == []
+    assert len(starts()) == 2
+    # a second death within minutes is an error that shows why
+    os.kill(starts()[1]["pids"][0], signal.SIGKILL)
+    until(lambda: are_gone(starts()[1]["pids"]))
+    reasons = []
+    for _ in range(2):  # the first of these finds out
+        about = llm.invoke(QUESTION).response_metadata["specfuse"]
+        reasons += [exit["reason"] for exit in about["exits"]]
+    assert "died again" in reasons[-1]
+    assert len(starts()) == 2
+    served.unload()
+
+
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", ""], ids=["kill -9", "exit"])
+def test_no_end_of_the_program_leaves_a_server(folder: str, starts: Starts, end: str) -> None:
+    script = f"""
+        import os, sys
+        sys.modules["transformers"] = None  # the import takes long
+        from langchain_specfuse import VllmMember
+        member = VllmMember({folder!r})
+        member.probe()
+        {end}
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=False, timeout=120)
+    assert len(starts()) == 1
+    until(lambda: are_gone(starts()[0]["pids"]))
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+LOGS = HERE / "vllm_logs"
+
+
+@pytest.mark.parametrize(
+    ("log", "kind", "what", "advice"),
+    [
+        ("wrong-model", "not_found", "not a valid model identifier", "check the model's name"),
+        ("offline", "not_found", "LocalEntryNotFoundError", "HF_HUB_OFFLINE"),
+        ("gated", "not_found", "gated", "HF_TOKEN"),
+        ("no-room", "error", "larger than the available KV cache memory", "quantised"),
+        ("no-memory", "error", "less than requested memory", "memory="),
+        ("no-gpu", "error", "Failed to infer device type", "CPUs"),
+        ("unknown", "error", "does not recognize this architecture", ""),
+    ],
+)
+def test_the_log_of_a_server_that_does_not_start_is_explained(
+    folder: str,
+    starts: Starts,
+    monkeypatch: pytest.MonkeyPatch,
+    log: str,
+    kind: str,
+    what: str,
+    advice: str,
+) -> None:
+    monkeypatch.setenv("FAKE_VLLM_LOG", str(LOGS / f"{log}.txt"))
+    member = VllmMember(folder, name="mine")
+    with pytest.raises(MemberError, match=what) as caught:
+        member.probe()
+    notes = "\n".join(caught.value.__notes__)
+    assert caught.value.kind == kind and caught.value.member == "mine"
+    assert folder in str(caught.value) and advice in notes
+    assert "the end of its log" in notes and "status 1" in notes
+    member.unload()
+
+
+def test_a_flag_that_vllm_does_not_know_is_an_error_of_the_caller(
+    folder: str, starts: Starts
+) -> None:
+    member = VllmMember(folder, engine_args={"nonsense": 3})
+    with pytest.raises(UsageError, match="unrecognized arguments: --nonsense"):
+        member.probe()
+    member.unload()
+
+
+def test_a_model_that_does_not_exist_is_an_error_before_anything_starts(starts: Starts) -> None:
+    for name in ("nobody/no such model", "./nowhere"):
+        with pytest.raises(MemberError) as caught:
+            SpecFuseChatModel(members=[f"vllm:{name}"]).invoke(QUESTION)
+        assert name.removeprefix("./") in str(caught.value)
+    assert len(starts()) == 0
+
+
+def test_another_port_is_tried_if_one_is_taken(
+    folder: str, tmp_path: Path, starts: Starts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_VLLM_TAKEN", str(tmp_path / "taken"))
+    member = VllmMember(folder)
+    member.probe()
+    first, second = starts()
+    assert first["port"] != second["port"]
+    member.unload()
+
+
+def test_an_environment_without_vllm_is_an_error_that_says_what_to_install(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SPECFUSE_VLLM_PYTHON", raising=False)
+    for python in (None, sys.executable):
+        with pytest.raises(UsageError, match="there is no vLLM in") as caught:
+            VllmMember(folder, python=python).probe()
+        assert "pip install vllm" in caught.value.__notes__[0]
+    with pytest.raises(UsageError, match="/nowhere/python"):
+        VllmMember(folder, python="/nowhere/python").probe()
+
+
+# --- where it runs --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``nvidia-smi`` of a machine with GPUs of 24 and 16 GiB."""
+    program = tmp_path / "bin" / "nvidia-smi"
+    program.parent.mkdir()
+    lines = ["0, GPU-a, 24576, 24000, Big", "1, GPU-b, 16384, 16000, Small"]
+    program.write_text("#!/bin/sh\n" + "\n".join(f'echo "{line}"' for line in lines) + "\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+
+
+def test_members_share_gpus_as_planned_and_start_one_after_another_on_each(
+    folder: str,
+    starts: Starts,
+    two_gpus: None,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FAKE_VLLM_LOADS_S", str(LOADS_S))
+    members: list[Any] = [
+        {"model": f"vllm:{folder}", "gpu": 0, "memory": 0.5, "name": "a"},
+        {"model": f"vllm:{folder}", "gpu": 0, "memory": 0.3, "name": "b", "batch_invariant": True},
+        {"model": f"vllm:{folder}", "gpu": 1, "engine_args": {"seed": 7}, "name": "c"},
+    ]
+    llm = SpecFuseChatModel(members=members, max_tokens=8, **SHORT)
+    with caplog.at_level(logging.INFO, "langchain_specfuse"):
+        assert llm.invoke(QUESTION).response_metadata["specfuse"]["exits"] == []
+    by_share = {start["gpu_memory_utilization"]: start for start in starts()}
+    a, b = by_share["0.5"], by_share["0.3"]
+    (c,) = (start for start in starts() if start["seed"] == "7")
+    assert [start["environment"]["CUDA_VISIBLE_DEVICES"] for start in (a, b, c)] == ["0", "0", "1"]
+    assert b["environment"]["VLLM_BATCH_INVARIANT"] == "1"
+    assert "VLLM_BATCH_INVARIANT" not in a["environment"]
+    planned = [at for at, text in enumerate(caplog.messages) if "tokens of cache" in text]
+    began = [at for at, text in enumerate(caplog.messages) if "vLLM is starting" in text]
+    assert len(planned) == 3 and max(planned) < min(began)
+    # a and b wait for each other; c does not wait
+    assert abs(a["began"] - b["began"]) >= LOADS_S
+    assert min(abs(c["began"] - a["began"]), abs(c["began"] - b["began"])) < LOADS_S
+
+
+def test_no_room_on_the_gpus_is_an_error_before_anything_starts(
+    folder: str, starts: Starts, two_gpus: None
+) -> None:
+    member = VllmMember(folder, gpu=1, memory=40e9)
+    with pytest.raises(UsageError, match="room"):
+        member.probe()
+    assert len(starts()) == 0
+    member.unload()
+
+
+# --- arguments ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"engine_args": {"port": 8000}}, "'port', which the member sets itself"),
+        ({"engine_args": {"--hf-token": "hf_x"}}, "arguments of processes are public"),
+        ({"engine_args": {"seed": object()}}, "plain values"),
+        ({"memory": 0}, "above 0"),
+        ({"gpu": -1}, "at least 0"),
+        ({"tensor_parallel": 0}, "at least 1"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        VllmMember("Qwen/Qwen3-8B", **arguments)
+
+
+def test_names_are_the_last_part_of_adapter_or_model() -> None:
+    assert VllmMember("Qwen/Qwen3-8B").name == "Qwen3-8B"
+    assert VllmMember("Qwen/Qwen3-8B", adapter="./adapters/law").name == "law"
+    llm = SpecFuseChatModel(members=["vllm:Qwen/Qwen3-8B", "vllm:Qwen/Qwen3-8B+./adapters/law"])
+    assert [member["name"] for member in llm._identifying_params["members"]] == ["Qwen3-8B", "law"]
