@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -176,6 +176,11 @@ def _read_gguf(path: Path, _changed: int) -> tuple[int | None, Any]:
 def gguf_metadata(file: BinaryIO) -> dict[str, Any]:
     """The numbers and texts at the head of a GGUF file, and its arrays of a number per layer. Other
     arrays, such as the vocabulary, are passed over (None)."""
+    return dict(gguf_items(file))
+
+
+def gguf_items(file: BinaryIO) -> Iterator[tuple[str, Any]]:
+    """The same, one after the other. A file that is cut off raises ``struct.error`` there."""
 
     def number(kind: str) -> Any:
         return struct.unpack(f"<{kind}", file.read(struct.calcsize(kind)))[0]
@@ -204,4 +209,5 @@ def gguf_metadata(file: BinaryIO) -> dict[str, Any]:
     magic, _version, _tensors, count = struct.unpack("<4sIQQ", file.read(24))
     if magic != b"GGUF":
         raise ValueError(f"not a GGUF file: it begins with {magic!r}")
-    return {text(): value(number("I")) for _ in range(count)}
+    for _ in range(count):
+        yield text(), value(number("I"))

@@ -246,7 +246,7 @@ def _without_hub(name: str, error: Exception, sha256: str | None) -> Path:
     """The file in the cache, if the hub failed with this error."""
     path = cached(name, sha256=sha256)
     if path is None:
-        raise _explained(error, name) from error
+        raise explained(error, name) from error
     log.warning("%s: the hub was not reached (%s); %s is used as it is", name, shown(error), path)
     return path
 
@@ -260,7 +260,37 @@ def found(name: str) -> list[HubFile]:
     except SpecFuseError:
         raise
     except Exception as error:
-        raise _explained(error, name) from error
+        raise explained(error, name) from error
+
+
+def beginning(name: str, size: int) -> tuple[list[HubFile], bytes]:
+    """The files that ``fetched`` would fetch, with their sizes, and the first bytes of the first
+    one."""
+    imported("huggingface_hub", f"the model {name!r}", "hub")
+    from huggingface_hub import constants
+    from huggingface_hub.utils import (  # type: ignore[attr-defined]
+        build_hf_headers,
+        get_session,
+        hf_raise_for_status,
+    )
+
+    repository = parsed(name).repository
+    try:
+        listing = _listing(repository)
+        files = [
+            _described(repository, listing.commit, file) for file in _named(listing, parsed(name))
+        ]
+        answer = get_session().get(
+            _address(repository, listing.commit, files[0]),
+            headers={**build_hf_headers(), "Range": f"bytes=0-{size - 1}"},
+            timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
+        )
+        hf_raise_for_status(answer)
+    except SpecFuseError:
+        raise
+    except Exception as error:
+        raise explained(error, name) from error
+    return files, answer.content[:size]
 
 
 def has_only_gguf(repository: str, revision: str | None = None) -> bool:
@@ -459,7 +489,7 @@ def _link(repository: str, file: HubFile) -> str:
 # --- errors ---------------------------------------------------------------------------------------
 
 
-def _explained(error: Exception, name: str) -> SpecFuseError:
+def explained(error: Exception, name: str) -> SpecFuseError:
     """The error for a file that could not be fetched, in words that say what to do."""
     from huggingface_hub import constants, errors
 

@@ -18,14 +18,16 @@ import json
 import re
 import struct
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from io import BytesIO
 from math import prod
 from pathlib import Path
 from typing import Any
 
 from ..errors import MemberError, UsageError, advised, imported
 from . import files as _files
-from .threads import shown
+from . import hub, ollama
 
 CONVERSATION = 4096
 """The length of the conversation, in tokens, for which a member must have room."""
@@ -93,7 +95,8 @@ def size_of(
     quantization: str | None = None,
     token: str | None = None,
 ) -> Size:
-    """The size of the model in a folder, a ``.gguf`` file or under a hub id.
+    """The size of the model in a folder, a ``.gguf`` file (also ``hf:...`` and ``ollama:...``) or
+    under a hub id.
 
     ``dtype``: as vLLM takes it: ``"auto"`` loads 32-bit weights in 16 bits; None: as the files are.
     ``quantization``: a way in which vLLM quantizes while it loads, such as ``"fp8"``.
@@ -101,13 +104,15 @@ def size_of(
 
     Raises :class:`.MemberError` if neither the files nor the hub say anything.
     """
-    path = Path(model).expanduser()
-    if model.lower().endswith(".gguf"):
-        return _of_gguf(model, path)
-    if path.is_dir():
-        source = _folder(path)
-    else:
-        source = _hub(model, token)
+    if ollama.is_ollama_name(model):
+        return _of_gguf(model, ollama.located(model))
+    file = _files.gguf_on_disk(model)
+    if file is not None:
+        return _of_gguf(model, file)
+    if hub.is_hub_name(model):
+        return _of_gguf_on_hub(model)
+    folder = Path(model).expanduser()
+    source = _folder(folder) if folder.is_dir() else _hub(model, token)
     return _of_config(model, source, dtype, quantization)
 
 
@@ -169,10 +174,10 @@ def _hub(model: str, token: str | None) -> _Source:
 
 def _cached(model: str) -> Path | None:
     """The folder of a hub id in the hub's cache."""
-    hub = imported("huggingface_hub", f"the size of {model!r}", "hub")
+    library = imported("huggingface_hub", f"the size of {model!r}", "hub")
     try:
-        config = hub.try_to_load_from_cache(model, "config.json")
-    except hub.errors.HFValidationError as error:
+        config = library.try_to_load_from_cache(model, "config.json")
+    except library.errors.HFValidationError as error:
         missing = MemberError(f"there is no model {model!r}", kind="not_found")
         raise advised(missing, "name a folder, a .gguf file or a hub id") from error
     return Path(config).parent if isinstance(config, str) else None
@@ -180,18 +185,21 @@ def _cached(model: str) -> Path | None:
 
 def _asked(model: str, token: str | None) -> _Source:
     """What the hub says about a model: its config, and the headers of its files."""
-    hub = imported("huggingface_hub", f"the size of {model!r}", "hub")
+    library = imported("huggingface_hub", f"the size of {model!r}", "hub")
     try:
         # Asked once: a download tries six times, which takes half a minute without a network.
-        hub.get_hf_file_metadata(hub.hf_hub_url(model, "config.json"), token=token)
-        config = json.loads(
-            Path(hub.hf_hub_download(model, "config.json", token=token)).read_text("utf-8")
-        )
-        files = hub.get_safetensors_metadata(model, token=token).files_metadata
-    except hub.errors.NotASafetensorsRepoError:
-        return _Source(config, (), _listed_bytes(model, token))
+        library.get_hf_file_metadata(library.hf_hub_url(model, "config.json"), token=token)
+        file = library.hf_hub_download(model, "config.json", token=token)
+        config = json.loads(Path(file).read_text("utf-8"))
+        api = library.HfApi(endpoint=library.constants.ENDPOINT, token=token)
+        files = api.get_safetensors_metadata(model).files_metadata
+    except library.errors.NotASafetensorsRepoError:
+        return _Source(config, (), _listed_bytes(api, model))
+    except library.errors.EntryNotFoundError as error:
+        missing = MemberError(f"{model} has no config.json on the hub", kind="not_found")
+        raise advised(missing, f"GGUF files of a repository are named 'hf:{model}'") from error
     except Exception as error:  # the HTTP client may raise anything
-        raise unanswered(model, error) from error
+        raise hub.explained(error, model) from error
     tensors = [
         _tensor(name, vars(about))
         for file in files.values()
@@ -200,30 +208,11 @@ def _asked(model: str, token: str | None) -> _Source:
     return _Source(config, tensors, sum(tensor.bytes for tensor in tensors))
 
 
-def _listed_bytes(model: str, token: str | None) -> int | None:
+def _listed_bytes(api: Any, model: str) -> int | None:
     """The size of pickled weights, by the hub's list of files."""
-    hub = imported("huggingface_hub", f"the size of {model!r}", "hub")
-    listed = hub.HfApi().model_info(model, files_metadata=True, token=token).siblings or ()
+    listed = api.model_info(model, files_metadata=True).siblings or ()
     sizes = [file.size or 0 for file in listed if file.rfilename.endswith(".bin")]
     return sum(sizes) or None
-
-
-def unanswered(model: str, error: Exception) -> MemberError:
-    """The error for a model about which the hub says nothing."""
-    hub = imported("huggingface_hub", f"the size of {model!r}", "hub")
-    address = hub.constants.ENDPOINT
-    if isinstance(error, hub.errors.GatedRepoError):
-        gated = MemberError(f"{model} is gated: the hub did not show its files")
-        advice = f"accept its licence at {address}/{model}, then `hf auth login` or set HF_TOKEN"
-        return advised(gated, advice)
-    if isinstance(error, hub.errors.RepositoryNotFoundError | hub.errors.EntryNotFoundError):
-        absent = MemberError(f"the hub has no model {model!r}", kind="not_found")
-        return advised(absent, "check the name; a private model needs a token: `hf auth login`")
-    why = "HF_HUB_OFFLINE is set" if hub.constants.HF_HUB_OFFLINE else shown(error)
-    unknown = MemberError(
-        f"{model} is neither a folder nor in the hub's cache, and {address} was not reached: {why}"
-    )
-    return advised(unknown, "fetch the model first, or make sure the hub can be reached")
 
 
 def _shards(folder: Path) -> tuple[list[Path], int | None]:
@@ -467,6 +456,9 @@ def _parameters(config: Mapping[str, Any]) -> int:
 
 _PART = re.compile(r"(.*)-\d{5}-of-(\d{5})\.gguf", re.IGNORECASE)
 """The name of a part of a split file."""
+BEGINNING = 1 << 18
+"""So many bytes of a file on the hub are read. They hold the model's shapes, which llama.cpp's
+converter writes before the vocabulary."""
 SEQUENCES = 32
 """llama.cpp keeps the states of recurrent layers for so many texts from the beginning: members in
 this process have so many sequences."""
@@ -485,6 +477,15 @@ def _of_gguf(model: str, path: Path) -> Size:
         unread = MemberError(f"the header of {path} cannot be read: {error}")
         raise advised(unread, "download or copy it again") from error
     return gguf_size(model, sum(part.stat().st_size for part in parts), meta)
+
+
+def _of_gguf_on_hub(model: str) -> Size:
+    """The size of a file that is not in the hub's cache, from its beginning."""
+    files, beginning = hub.beginning(model, BEGINNING)
+    meta: dict[str, Any] = {}
+    with suppress(ValueError, struct.error):  # it ends in the vocabulary
+        meta.update(_files.gguf_items(BytesIO(beginning)))
+    return gguf_size(model, sum(file.size or 0 for file in files), meta)
 
 
 def _parts(path: Path) -> list[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import gguf
 import pytest
@@ -12,10 +13,11 @@ from huggingface_hub import constants
 
 from langchain_specfuse.demo import ENSEMBLES, file_of
 from langchain_specfuse.errors import MemberError, UsageError
+from langchain_specfuse.members.hub import fetched
 from langchain_specfuse.members.llamacpp.member import LlamaCppMember
 from langchain_specfuse.members.sizes import DEFAULTS, Size, size_of
 
-from . import tiny
+from . import fake_hub, tiny
 
 TOKENS = 48
 """Longer than the tiny models' sliding windows."""
@@ -155,10 +157,72 @@ def test_a_config_without_attention_gives_an_estimated_cache(folder_of):
     assert size.is_estimate and size.cache_bytes_per_token > 0
 
 
-def test_a_model_in_neither_place_is_an_error_that_says_both(tmp_path, monkeypatch):
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(MemberError, match="org/name is neither a folder nor in the hub's cache"):
+# --- the hub --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def served(monkeypatch, tmp_path):
+    """Return a fake hub that huggingface_hub asks, with an empty cache."""
+    with fake_hub.running(monkeypatch, tmp_path / "hub") as hub:
+        yield hub
+
+
+def files_in(folder):
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_the_hub_says_the_same_as_the_files_and_sends_no_weights(
+    is_sharded, served, folder_of, tmp_path
+):
+    model, _ = tiny.cached("llama", 1, hidden_size=512)
+    model.save_pretrained(tmp_path / "m", max_shard_size="4MB" if is_sharded else "1GB")
+    served.add("org/model", files_in(tmp_path / "m"))
+    here, there = size_of(str(tmp_path / "m")), size_of("org/model")
+    assert replace(there, model="") == replace(here, model="") and not there.is_estimate
+    sent = sum(
+        int(asked.rpartition("-")[2]) - int(asked.partition("=")[2].partition("-")[0])
+        for name, asked in served.downloads()
+        if name.endswith(".safetensors")
+    )
+    assert 0 < sent < here.weight_bytes / 10
+
+
+def test_a_gguf_file_on_the_hub_is_not_fetched(served, tmp_path):
+    path = parts(tmp_path, 1, layers=4)[0]
+    content = path.read_bytes() + bytes(10**6)
+    served.add("org/model-GGUF", {"model-Q4_K_M.gguf": content})
+    size = size_of("hf:org/model-GGUF")
+    assert size.weight_bytes == len(content)
+    assert size.cache_bytes_per_token == size_of(str(path)).cache_bytes_per_token
+    (asked,) = [asked for _, asked in served.downloads() if asked]
+    assert asked == "bytes=0-262143"
+    fetched("hf:org/model-GGUF")
+    served.broken = True
+    assert size_of("hf:org/model-GGUF") == size
+
+
+def test_a_gated_model_without_a_token_is_an_error_that_names_its_page(served, folder_of):
+    served.add("org/gated", files_in(folder_of("llama")), token="secret")
+    with pytest.raises(MemberError, match="org/gated is gated") as caught:
+        size_of("org/gated")
+    assert f"{served.url}/org/gated" in caught.value.__notes__[0]
+    assert size_of("org/gated", token="secret").weight_bytes > 0
+
+
+def test_a_repository_of_gguf_files_is_named_with_hf(served):
+    served.add("org/model-GGUF", {"model-Q4_K_M.gguf": b"GGUF"})
+    with pytest.raises(MemberError, match=r"org/model-GGUF has no config\.json") as caught:
+        size_of("org/model-GGUF")
+    assert "'hf:org/model-GGUF'" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("fault", ["unknown", "offline", "broken"])
+def test_a_model_that_is_nowhere_is_an_error(fault, served, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", fault == "offline")
+    served.broken = fault == "broken"
+    words = {"unknown": "no repository", "offline": "HF_HUB_OFFLINE", "broken": "503"}
+    with pytest.raises(MemberError, match=f"org/name.*{words[fault]}|{words[fault]} org/name"):
         size_of("org/name")
 
 
