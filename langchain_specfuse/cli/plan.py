@@ -11,9 +11,18 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 
 from ..chat.options import Options
-from ..chat.references import arguments_of, is_chat_model, is_gguf, is_server, names_of
+from ..chat.references import (
+    VLLM,
+    arguments_of,
+    is_chat_model,
+    is_gguf,
+    is_server,
+    is_vllm,
+    names_of,
+)
 from ..errors import UsageError
 from ..members.planning import (
+    CPU_CACHE_BYTES,
     Gpu,
     Placement,
     described_gpus,
@@ -26,7 +35,6 @@ from ..members.sizes import CONVERSATION, Size, size_of
 from ..show.terminal import one_line
 from .choices import members_of, new_parser
 
-VLLM = "vllm:"
 HEAD = ("member", "weights", "cache/1,000 tokens", "where", "memory", "tokens that fit")
 
 
@@ -64,6 +72,8 @@ class _Row:
     note: str = ""
     """Where it is, if it is not placed."""
     on_gpu: bool = False
+    is_server: bool = False
+    """Whether it runs in a process of its own."""
     shares_with: str | None = None
     """The member whose weights these are."""
 
@@ -103,8 +113,9 @@ def _rows(references: Sequence[Any], has_gpu: bool) -> list[_Row]:
 def _sized(name: str, model: str, has_gpu: bool) -> _Row:
     if is_gguf(model):
         return _Row(name, size_of(model))
-    if model.startswith(VLLM):
-        return _Row(name, size_of(model.removeprefix(VLLM), dtype="auto"), on_gpu=has_gpu)
+    if is_vllm(model):
+        size = size_of(model.removeprefix(VLLM), dtype="auto")
+        return _Row(name, size, on_gpu=has_gpu, is_server=True)
     # transformers computes in float32 on most CPUs.
     return _Row(name, size_of(model, dtype=None if has_gpu else "float32"), on_gpu=has_gpu)
 
@@ -114,7 +125,9 @@ def _placed(rows: Sequence[_Row], machine: Sequence[Gpu]) -> dict[str, Placement
     in_memory = {row.name: row.size for row in rows if row.size and not row.on_gpu}
     placements = place(on_gpu, machine) if on_gpu else []
     if in_memory:
-        placements += place_in_memory(in_memory, free_memory())
+        servers = [row.name for row in rows if row.is_server and not row.on_gpu]
+        caches = dict.fromkeys(servers, CPU_CACHE_BYTES)
+        placements += place_in_memory(in_memory, free_memory(), caches=caches)
     return {placement.member: placement for placement in placements}
 
 

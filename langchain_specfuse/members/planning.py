@@ -54,6 +54,8 @@ USABLE = 0.92
 CACHE_SHARE = 0.3
 """The cache of a member in this process may take this part of the memory that is free after
 loading."""
+CPU_CACHE_BYTES = 2 * GIB
+"""The cache of a vLLM server that has no GPU, where the user chose no other size."""
 ANSWER_S = 10.0
 """``nvidia-smi`` has so long to answer; it may hang with a GPU that is lost."""
 TRIES = 10_000
@@ -439,29 +441,36 @@ def free_memory() -> int:
     return int(psutil.virtual_memory().available)
 
 
-def place_in_memory(sizes: Mapping[str, Size], free_bytes: int) -> list[Placement]:
+def place_in_memory(
+    sizes: Mapping[str, Size], free_bytes: int, *, caches: Mapping[str, int] | None = None
+) -> list[Placement]:
     """Place members in this machine's memory: their weights side by side, and for each cache
     ``CACHE_SHARE`` of what is left, as members in this process take it. A cache grows up to that.
+
+    ``caches``: the bytes of caches that have a size of their own.
 
     >>> place_in_memory({"a": Size("a.gguf", 2 * 10**9, 40_000)}, 8 * 10**9)[0].tokens
     45000
     """
-    weights = sum(size.weight_bytes for size in sizes.values())
-    needed = weights + sum(size.cache_bytes(CONVERSATION) for size in sizes.values())
+    caches = caches or {}
+    fixed = sum(size.weight_bytes for size in sizes.values()) + sum(caches.values())
+    growing = [size for name, size in sizes.items() if name not in caches]
+    needed = fixed + sum(size.cache_bytes(CONVERSATION) for size in growing)
     if needed > free_bytes:
         raise _no_memory(sizes, needed, free_bytes)
-    share = int(CACHE_SHARE * (free_bytes - weights))
+    share = int(CACHE_SHARE * (free_bytes - fixed))
     placements = []
     for name, size in sizes.items():
-        tokens = int(share / size.token_bytes())
-        memory = size.weight_bytes + share
-        placements.append(Placement(name, (), memory, size.weight_bytes, share, tokens))
+        cache = caches.get(name, share)
+        tokens = int(cache / size.token_bytes())
+        memory = size.weight_bytes + cache
+        placements.append(Placement(name, (), memory, size.weight_bytes, cache, tokens))
     return placements
 
 
 def _no_memory(sizes: Mapping[str, Size], needed: int, free_bytes: int) -> UsageError:
     error = UsageError(
-        f"there is no room in memory: the weights and {CONVERSATION:,} tokens of each cache need "
+        f"there is no room in memory: the weights and the least caches need "
         f"{_gb(needed)}, and {_gb(free_bytes)} is free; {_gb(needed - free_bytes)} is missing"
     )
     largest = max(sizes, key=lambda name: sizes[name].weight_bytes)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from langchain_specfuse.cli.main import FINE, MISUSED, main
-from tests.members import tiny, tiny_gguf
+from tests.members import fake_hub, tiny, tiny_gguf
 
 SERVER, HOSTED = "http://localhost:8000/v1#far", "openai:gpt-4.1-mini"
 
@@ -56,6 +56,22 @@ def test_without_a_gpu_all_is_in_memory(models, plan, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     code, rows, out, _ = plan("--members", models[1])
     assert code == FINE and rows["gemma"][2] == "memory" and "GPU" not in out
+
+
+def test_a_server_without_a_gpu_has_a_cache_of_its_own_size(models, plan, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    code, rows, _, _ = plan("--members", models[1], f"vllm:{models[1]}")
+    assert code == FINE and rows["gemma#2"][2:4] == ["memory", "2.1 GB"]
+    assert rows["gemma"][3] != "2.1 GB"
+
+
+def test_what_the_hub_has_is_planned_without_fetching_it(models, plan, monkeypatch, tmp_path):
+    with fake_hub.running(monkeypatch, tmp_path / "hub") as hub:
+        hub.add("org/tiny", {file.name: file.read_bytes() for file in Path(models[1]).iterdir()})
+        code, rows, out, _ = plan("--gpus", "24", "--members", "vllm:org/tiny")
+        assert code == FINE and rows["tiny"][2] == "GPU 0" and "~" not in out
+        asked = [part for name, part in hub.downloads() if name.endswith(".safetensors")]
+        assert asked and all(asked)  # parts alone
 
 
 def test_members_of_one_model_share_its_weights(models, plan):

@@ -202,6 +202,13 @@ def test_members_in_memory_take_what_members_in_this_process_take():
     assert any("leave a out" in note for note in caught.value.__notes__)
 
 
+def test_a_cache_in_memory_may_have_a_size_of_its_own():
+    sizes = {"a": SMALL, "b": model(0.5, 10_000)}
+    first, second = place_in_memory(sizes, 13 * GB, caches={"a": 2 * GB})
+    assert first.cache_bytes == 2 * GB and first.memory_bytes == 4.5 * GB
+    assert second.cache_bytes == int(0.3 * 8 * GB)
+
+
 def test_the_error_says_what_would_fit():
     with pytest.raises(UsageError) as caught:
         place({"llama": LLAMA, "qwen": QWEN, "small": SMALL}, described_gpus("24"))

@@ -49,8 +49,6 @@ RESTARTS_AGAIN_S = 600.0
 """A server that dies is started again, but once in this time only."""
 SHOWN_LINES = 12
 """How many lines of a server's log an error shows."""
-CPU_CACHE_BYTES = 2 << 30
-"""On a CPU: keys and values of one server, unless ``memory`` is given."""
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The ranks of LoRA adapters for which vLLM can reserve space."""
 
@@ -487,7 +485,7 @@ def _check_name(source: VllmSource) -> None:
 def _on_cpu(source: VllmSource, python: str, count: int) -> Place:
     """The flags and variables of one of ``count`` servers that a CPU runs side by side. A variable
     of the user counts more."""
-    size = float(CPU_CACHE_BYTES)
+    size = float(planning.CPU_CACHE_BYTES)
     if source.memory is not None:
         size = source.memory
     if size <= 1:
