@@ -9,6 +9,11 @@ before any sealed question was asked.
     python studies/checked.py rules --data FOLDER --part sealed    # the sealed questions
     python studies/checked.py rules --part sealed --table          # the table of results
 
+Times are measured apart, on an idle machine, with a few questions asked one at a time:
+
+    python studies/checked.py rules --data FOLDER --part sealed --limit 40 --folder TIMED \\
+        --timed --out studies/checked.json
+
 A stopped run continues. Answers are stored as grades and costs, without their text, except for the
 pairs of ``--pairs``.
 """
@@ -401,6 +406,7 @@ def numbers(name: str, own: Sequence[Answer], lead: Sequence[Answer]) -> dict[st
     return {
         "questions": len(own),
         "good": sum(good),
+        "kept": sum(final.right and not final.failed for final in finals),
         "failed": sum(bool(final.failed) for final in finals),
         "faults": sum(final.faults for final in finals),
         "with faults": sum(final.faults > 0 for final in finals),
@@ -455,8 +461,8 @@ def _passes_per_token(answers: Sequence[Answer]) -> float:
     return round(math.fsum(answer.total("passes") for answer in complete) / max(tokens, 1), 3)
 
 
-def show(name: str, answers: Sequence[Answer], out: Path | None) -> None:
-    """Print the rows, and write them as JSON if there is a file."""
+def show(name: str, answers: Sequence[Answer], out: Path | None, label: str) -> None:
+    """Print the rows, and write them under this label as JSON if there is a file."""
     rows = list(table(name, answers))
     for row in rows:
         cells = [
@@ -468,7 +474,7 @@ def show(name: str, answers: Sequence[Answer], out: Path | None) -> None:
     if out:
         about = {"commit": commit(), "date": f"{date.today()}", "machine": machine()}
         results = json.loads(out.read_text()) if out.exists() else {}
-        results[name] = {**about, "rows": rows}
+        results[label] = {**about, "rows": rows}
         out.write_text(json.dumps(results, indent=1) + "\n")
 
 
@@ -553,14 +559,16 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="only show what is there")
     parser.add_argument("--pairs", type=Path, metavar="FILE.md", help="write pairs to be compared")
     parser.add_argument("--out", type=Path, help="write the rows as JSON")
+    parser.add_argument("--timed", action="store_true", help="the rows show times, not results")
     options = parser.parse_args()
     if options.threads:
         os.environ["OMP_NUM_THREADS"] = str(options.threads)
     chosen = SETS[options.set]
+    label = f"{options.set}, timed" if options.timed else options.set
     folder = options.folder / "checked" / options.part
     path = folder / f"{options.set}.jsonl"
     if options.table:
-        return show(options.set, answers_in(path), options.out)
+        return show(options.set, answers_in(path), options.out, label)
     if options.data is None and options.set != "sources":
         parser.error("--data is missing: the folder of IFEval's and MBPP's even halves")
     count = options.limit or (chosen.count if options.part != DEVELOPMENT else None)
@@ -585,7 +593,7 @@ def main() -> None:
     }
     asker = Asker(options.set, members, texts.save)
     answers = ask_all(asker, options.set, ways, cases, path, options.at_once)
-    return show(options.set, answers, options.out)
+    return show(options.set, answers, options.out, label)
 
 
 if __name__ == "__main__":

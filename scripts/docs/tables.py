@@ -430,32 +430,42 @@ CHECKED = {
 
 
 def checked(results: Mapping[str, Result], name: str) -> str:
-    """Answers with checks, against the lead alone."""
+    """Answers with checks, against the lead alone. Times come from a run of their own, because the
+    questions themselves were answered beside other work."""
     if name not in results:
         return nothing("studies/checked")
-    rows = {row["way"]: row for row in results[name]["rows"] if row["kind"] == "all"}
     noun = "obey" if name == "rules" else "right"
-    heads = ("way", noun, "ended by a check", "won", "lost", "p", "passes", "seconds", "first text")
+    heads = ["way", noun, "ended by a check", "won", "lost", "p", "passes"]
+    if name == "rules":
+        heads.insert(2, "rules kept")
+    timed = _ways(results.get(f"{name}, timed"))
+    if timed:
+        heads += ["seconds", "first text"]
     cells = []
-    for way, words in CHECKED.items():
-        row = rows.get(way)
-        if row is None:
-            continue
+    for way, row in _ways(results[name]).items():
         found = row.get("against lead", {})
-        cells.append(
-            (
-                words,
-                f"{row['good']} of {row['questions']}",
-                row["failed"],
-                found.get("won", ""),
-                found.get("lost", ""),
-                f"{found['p']:.2g}" if found else "",
-                f"{row['passes']:.2f} times",
-                f"{row['seconds']:.1f}",
-                f"{row['first text']:.1f} s",
-            )
-        )
-    return _joined(table(heads, cells), source("studies/checked", results[name]))
+        cell = [
+            CHECKED[way],
+            f"{row['good']} of {row['questions']}",
+            row["failed"],
+            found.get("won", ""),
+            found.get("lost", ""),
+            f"{found['p']:.2g}" if found else "",
+            f"{row['passes']:.2f} times",
+        ]
+        if name == "rules":
+            cell.insert(2, row["kept"])
+        if way in timed:
+            cell += [f"{timed[way]['seconds']:.1f}", f"{timed[way]['first text']:.1f} s"]
+        cells.append(tuple(cell))
+    return _joined(table(tuple(heads), cells), source("studies/checked", results[name]))
+
+
+def _ways(result: Result | None) -> dict[str, Any]:
+    """The rows for all kinds of questions, by their way, in the order of the table."""
+    rows = result["rows"] if result else ()
+    found = {row["way"]: row for row in rows if row["kind"] == "all"}
+    return {way: found[way] for way in CHECKED if way in found}
 
 
 def skills(results: Mapping[str, Result], members: str) -> str:

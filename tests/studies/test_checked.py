@@ -236,9 +236,15 @@ def test_the_table_of_the_docs_is_made_from_the_results(tmp_path, monkeypatch):
     import tables
 
     answers = [answered(LEAD, "q", BAD), answered("checked", "q", GOOD)]
-    checked.show("rules", answers, tmp_path / "checked.json")
-    shown = tables.checked(json.loads((tmp_path / "checked.json").read_text()), name="rules")
-    assert "| **with checks** | 1 of 1 | 0 | 1 | 0 | 1 | 1.00 times | 6.0 | 1.0 s |" in shown
+    checked.show("rules", answers, tmp_path / "checked.json", "rules")
+    results = json.loads((tmp_path / "checked.json").read_text())
+    assert "| **with checks** | 1 of 1 | 1 | 0 | 1 | 0 | 1 | 1.00 times |" in tables.checked(
+        results, name="rules"
+    )
+
+    checked.show("rules", answers, tmp_path / "checked.json", "rules, timed")
+    results = json.loads((tmp_path / "checked.json").read_text())
+    assert "| 1.00 times | 6.0 | 1.0 s |" in tables.checked(results, name="rules")
 
 
 @pytest.mark.parametrize(
