@@ -6,7 +6,7 @@ part only allows more values: every value that the schema and its closed objects
 written.
 
 llguidance alone enforces 238 of the 240 schemas of ``tests/constraints/schemas.py``
-(``docs/decisions.md``). This module handles the schemas that llguidance gets wrong, refuses or
+(``docs/log.md``). This module handles the schemas that llguidance gets wrong, refuses or
 cannot finish:
 
 - unknown keywords are left out and listed, because llguidance ignores a misspelt ``minimun``;

@@ -231,7 +231,7 @@ _PUBLISHED: Mapping[str, Any] = {
 METHODS: Mapping[str, Method] = {
     # Paper: "specfuse" and "specem" follow the two versions of the paper; "robust" is ours. It
     # keeps two members, because no other member corrects a lone one that repeats itself
-    # (docs/decisions.md).
+    # (docs/log.md).
     "robust": Method(),
     "specfuse": Method(**_PUBLISHED, learning_rate=0.0),
     "specem": Method(**_PUBLISHED, learning_rate=1.0, exit="never"),
