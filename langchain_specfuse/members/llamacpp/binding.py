@@ -1,8 +1,9 @@
 """llama.cpp's C interface, as the package xllamacpp brings it: the structures and functions that
 are used here.
 
-Struct layouts change between builds of llama.cpp. When the library is loaded, a few known defaults
-must be found at their expected offsets; otherwise the build is refused.
+Struct layouts change between builds of llama.cpp. When the library is loaded, the known defaults
+must be found at their expected offsets, with or without the fields that were added last; otherwise
+the build is refused.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ log = logging.getLogger("langchain_specfuse")
 
 INSTALL = 'pip install "langchain-specfuse[llamacpp]"'
 TESTED = "2026.10.11549"
-"""The release of xllamacpp whose layouts these are."""
+"""The newest release of xllamacpp that was tested."""
 NO_ROOM = 1
 """What ``llama_decode`` returns where the cache is full."""
 CACHE_TYPES = {"f16": 1, "q8_0": 8, "q4_0": 2}
@@ -53,6 +54,7 @@ _ERROR = 4
 
 def _struct(name: str, **kinds: Any) -> type[Structure]:
     """A C struct; ``room`` is for the fields behind those that are needed here."""
+    kinds.pop("room", None)
     return type(name, (Structure,), {"_fields_": [*kinds.items(), ("room", c_int8 * 256)]})
 
 
@@ -84,6 +86,42 @@ ContextParams = _struct(
     **_several(c_void_p, "abort abort_data"),
     **_several(c_bool, "embeddings offload_kqv no_perf op_offload swa_full kv_unified"),
 )
+ADDED = {ModelParams: "lazy_mode", ContextParams: "moe_cache"}
+"""Struct -> the field that some supported releases do not have yet."""
+DEFAULTS: dict[type[Structure], dict[str, Any]] = {
+    ModelParams: {
+        "n_gpu_layers": -1,
+        "split_mode": 1,
+        "load_mode": -1,
+        "main_gpu": 0,
+        "kv_overrides": None,
+        "vocab_only": False,
+        "check_tensors": False,
+        "use_extra_bufts": True,
+        "no_host": False,
+        "no_alloc": False,
+    },
+    ContextParams: {
+        "n_ctx": 512,
+        "n_batch": 2048,
+        "n_ubatch": 512,
+        "n_seq_max": 1,
+        "n_outputs_max": 0,
+        "n_outputs_max_per_seq": 1,
+        "flash_attention": -1,
+        "yarn_slow": -1.0,
+        "defrag": -1.0,
+        "type_k": 1,
+        "type_v": 1,
+        "abort_data": None,
+        "embeddings": False,
+        "offload_kqv": True,
+        "op_offload": True,
+        "swa_full": True,
+        "kv_unified": False,
+    },
+}
+"""Struct -> the defaults that must be found in it."""
 
 
 class Batch(Structure):
@@ -203,35 +241,38 @@ def llamacpp() -> Any:
         library = next(path for path in files if path.suffix in (".so", ".pyd"))
         with _waiting_briefly():
             lib = ctypes.CDLL(os.fspath(library))
+        layouts = {
+            ModelParams: _layout(lib.llama_model_default_params, ModelParams),
+            ContextParams: _layout(lib.llama_context_default_params, ContextParams),
+        }
         for name, (result, *arguments) in FUNCTIONS.items():
             function = getattr(lib, name)
-            function.restype, function.argtypes = result, arguments
-        usual = lib.llama_context_default_params()
-        known = (
-            usual.n_batch,
-            usual.n_ubatch,
-            usual.n_seq_max,
-            usual.defrag,
-            usual.type_k,
-            usual.type_v,
-        )
-        fits = (
-            known == (2048, 512, 1, -1.0, 1, 1)
-            and usual.swa_full
-            and lib.llama_model_default_params().use_extra_bufts
-        )
+            function.restype = layouts.get(result, result)
+            function.argtypes = [layouts.get(kind, kind) for kind in arguments]
     except (OSError, AttributeError, StopIteration) as error:
         raise advised(
             UsageError(f"llama.cpp cannot be loaded from xllamacpp: {error}"), INSTALL
         ) from error
-    if not fits:
-        unsupported = UsageError(
-            f"xllamacpp {version('xllamacpp')} has other structures than the supported {TESTED}"
-        )
-        raise advised(unsupported, f"pip install xllamacpp=={TESTED}")
     lib.llama_log_set(ctypes.cast(_listen, c_void_p), None)
     lib.llama_backend_init()
     return lib
+
+
+def _layout(read_defaults: Any, params: type[Structure]) -> type[Structure]:
+    """The layout of a struct in this build, by what the function returns as its defaults: the
+    newest, or the one without the added field. Neither may fit."""
+    kinds = {name: kind for name, kind, *_ in params._fields_}
+    without = {name: kind for name, kind in kinds.items() if name != ADDED[params]}
+    for layout in (params, _struct(params.__name__, **without)):
+        read_defaults.restype, read_defaults.argtypes = layout, []
+        found = read_defaults()
+        if all(getattr(found, name) == value for name, value in DEFAULTS[params].items()):
+            return layout
+    unsupported = UsageError(
+        f"xllamacpp {version('xllamacpp')} has other structures than the supported releases, such "
+        f"as {TESTED}"
+    )
+    raise advised(unsupported, f"pip install xllamacpp=={TESTED}")
 
 
 @cache

@@ -34,21 +34,22 @@ if TYPE_CHECKING:
 log = logging.getLogger("langchain_specfuse")
 T = TypeVar("T")
 
-BATCH = 512
-"""At most this many tokens are read in one call."""
 SEQUENCES = 32
 """The number of sequences in the cache."""
 TOGETHER = 8
 """At most this many questions are answered in one batch."""
 PREFIXES = SEQUENCES // 2
 """At most this many prefixes are kept, because drafts need the other sequences."""
-NARROW = 48
-"""How many tokens are computed together. From 64 tokens on, attention rounds differently, and
-replies would depend on other questions."""
-STEP = 256
-"""Attention processes cells in multiples of this number."""
 CHUNK = 96
 """A long prompt is read in pieces of this many tokens, with other work between them."""
+NARROW, WIDE = 48, CHUNK
+"""How many tokens are computed together. From 64 tokens on, attention rounds differently, and
+replies would depend on other questions. Where one token is rounded differently than several anyway
+(weights in blocks of 256), passes are wide: a prompt is read a tenth faster."""
+SLOW_SIZES = range(8, 11)
+"""Two passes of half this size take less time than one (``_halves``)."""
+STEP = 256
+"""Attention processes cells in multiples of this number."""
 GRAVEYARD = SEQUENCES - 1
 """The sequence of the freed cells."""
 CELLS = 512
@@ -57,6 +58,9 @@ TRIAL_ERROR = 0.15
 """Logits after a cut may differ by this much of their spread: kernels for one token and for many
 round differently."""
 
+STEADY = 0.001
+"""Logits are the same if they differ by at most this much of their spread. With weights in blocks
+of 256, they differ by several percent."""
 LONG_TRIAL_S = 0.05
 """The result of a trial that took longer than this is kept on disk."""
 
@@ -99,6 +103,9 @@ class LlamaCppCache(Cache):
         self._free: list[int] = []
         """The numbers of unused sequences."""
         self.token_bytes = 1
+        self._widest, self._halves = NARROW, False
+        """At most so many tokens are read in a pass, and whether a pass of one of the slow sizes is
+        split."""
         self._open(CELLS)
         self._try_out()
         self.prefixes.whole = not self.cuts
@@ -111,34 +118,49 @@ class LlamaCppCache(Cache):
         """Find out whether strands can be cut, and how large they are. A trial that took long and
         passed is remembered."""
         key = self._trial_key()
-        known = recall(key) if key else None
-        if known is not None:
-            self.cuts = known.cuts
-            self.token_bytes, self.strand_bytes = known.token_bytes, known.strand_bytes
-            return
-        since = time.perf_counter()
-        self._run_trial()
-        if key and time.perf_counter() - since > LONG_TRIAL_S:
-            remember(key, TrialResult(self.cuts, self.token_bytes, self.strand_bytes))
+        result = recall(key) if key else None
+        if result is None:
+            since = time.perf_counter()
+            result = self._trial_result()
+            if key and time.perf_counter() - since > LONG_TRIAL_S:
+                remember(key, result)
+        self.cuts = result.cuts
+        self.token_bytes, self.strand_bytes = result.token_bytes, result.strand_bytes
+        self._widest = NARROW if result.steady else WIDE
+        self._halves = result.halves
 
     def _trial_key(self) -> str | None:
-        source = self.weights.source
-        files = [source.model] if self.adapter is None else [source.model, self.adapter.path]
-        settings = (source.n_gpu_layers, source.cache_type, SEQUENCES, NARROW, TRIAL_ERROR)
+        source, files = self.weights.source, [self.weights.path]
+        if self.adapter is not None:
+            files.append(self.adapter.file)
+        settings = (source.n_gpu_layers, source.cache_type, SEQUENCES, WIDE, TRIAL_ERROR)
         return trial_key(files, *settings)
 
-    def _run_trial(self) -> None:
+    def _trial_result(self) -> TrialResult:
         weights = self.weights
-        if self.agrees(weights.trial_tokens, TRIAL_ERROR):
-            return
-        self.cuts = False
-        self._open(CELLS)  # without the tokens that the trial left in the graveyard
         if not self.agrees(weights.trial_tokens, TRIAL_ERROR):
-            error = MemberError(
-                f"the cache of llama.cpp is not right for {weights.source.model}: a copy of it "
-                "differs"
-            )
-            raise advised(error, "load the original weights: TransformersMember(...)")
+            self.cuts = False
+            self._open(CELLS)  # without the tokens that the trial left in the graveyard
+            if not self.agrees(weights.trial_tokens, TRIAL_ERROR):
+                error = MemberError(
+                    f"the cache of llama.cpp is not right for {weights.source.model}: a copy of it "
+                    "differs"
+                )
+                raise advised(error, "load the original weights: TransformersMember(...)")
+        steady = self._is_steady(weights.trial_tokens)
+        halves = self.cuts and not steady and weights.halves_passes
+        return TrialResult(self.cuts, self.token_bytes, self.strand_bytes, steady, halves)
+
+    def _is_steady(self, ids: list[int]) -> bool:
+        """Whether tokens that are read one by one and at once give the same logits."""
+        single, together = self.blank(), self.blank()
+        try:
+            rows = [self.read([Extension(single, [token], 1)])[0][-1] for token in ids]
+            (whole,) = self.read([Extension(together, ids, 1)])
+            return float((rows[-1] - whole[-1]).std()) < STEADY * float(whole[-1].std())
+        finally:
+            self._release_all([single, together])
+            self.tokens_read = 0
 
     # --- the context ------------------------------------------------------------------------------
 
@@ -148,8 +170,7 @@ class LlamaCppCache(Cache):
         lib = self._lib
         params = lib.llama_context_default_params()
         params.n_ctx = cells
-        params.n_batch = BATCH
-        params.n_ubatch = NARROW
+        params.n_batch = params.n_ubatch = WIDE
         params.n_seq_max = SEQUENCES
         params.n_outputs_max = params.n_outputs_max_per_seq = SEQUENCES
         params.n_threads = params.n_threads_batch = self.threads.most
@@ -317,12 +338,14 @@ class LlamaCppCache(Cache):
     def _pass_size(self, extensions: Sequence[Extension], left: Sequence[_Token]) -> int:
         """How many of these tokens are read in the next pass."""
         size = rows = 0
-        for token in left[: min(BATCH, self._cells)]:
+        for token in left[: min(self._widest, self._cells)]:
             rows += _has_row(extensions, token)
             if rows > SEQUENCES:
                 break
             size += 1
-        return size
+        # Drafts must grow by a token all or none, so there must be room for both halves.
+        has_room = self._used + size <= self._cells
+        return size // 2 if self._halves and size in SLOW_SIZES and has_room else size
 
     def _pass(self, extensions: Sequence[Extension], tokens: Sequence[_Token]) -> Sequence[Logits]:
         """Read these tokens in one call. Returns the rows that are asked for."""

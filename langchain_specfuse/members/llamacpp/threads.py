@@ -128,7 +128,7 @@ class _Pace:
     def took(self, seconds: float) -> None:
         if self.tried is not None:
             self.tries.append(seconds)
-            if len(self.tries) == TRIED:
+            if len(self.tries) == TRIED or self._is_slower():
                 self._judge(self.tried)
             return
         self.times.append(seconds)
@@ -146,6 +146,11 @@ class _Pace:
         if self.turn == self.at:
             self.turn = (self.turn + 1) % len(self.numbers)
         self.tried, self.tries = self.turn, []
+
+    def _is_slower(self) -> bool:
+        """Whether most of the passes to try were slower, so that their median will be."""
+        bound = FASTER * median(self.times)
+        return sum(seconds >= bound for seconds in self.tries) > TRIED // 2
 
     def _judge(self, tried: int) -> None:
         new, old = median(self.tries), median(self.times)

@@ -13,12 +13,14 @@ import os
 import platform
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
+
+from pydantic import NonNegativeInt, TypeAdapter, ValidationError
 
 from ..._version import __version__
 from ..folders import cache_folder
@@ -36,15 +38,22 @@ class TrialResult:
 
     cuts: bool
     """Whether a strand can be cut back."""
-    token_bytes: int
-    strand_bytes: int
+    token_bytes: NonNegativeInt
+    strand_bytes: NonNegativeInt
+    steady: bool
+    """Whether a token's logits are the same, whatever is read with it."""
+    halves: bool
+    """Whether two passes take less time than one of twice their size."""
 
 
-def trial_key(files: Sequence[str], *settings: Any) -> str | None:
+_FILE = TypeAdapter(dict[str, TrialResult])
+
+
+def trial_key(files: Sequence[Path], *settings: Any) -> str | None:
     """A name for the trial of these files with these settings on this machine; None if a file is
     gone meanwhile."""
     try:
-        identities = [_identity(Path(file).expanduser()) for file in files]
+        identities = [_identity(file) for file in files]
     except OSError:
         return None
     parts = [identities, settings, _machine()]
@@ -53,51 +62,39 @@ def trial_key(files: Sequence[str], *settings: Any) -> str | None:
 
 def recall(key: str) -> TrialResult | None:
     """The result of this trial, if it is known."""
-    found = _read().get(key)
-    if not isinstance(found, dict):
-        return None
-    cuts, token_bytes = found.get("cuts"), found.get("token_bytes")
-    strand_bytes = found.get("strand_bytes")
-    if not isinstance(cuts, bool) or not (_is_size(token_bytes) and _is_size(strand_bytes)):
-        return None
-    return TrialResult(cuts, token_bytes, strand_bytes)
+    return _read().get(key)
 
 
 def remember(key: str, result: TrialResult) -> None:
     """Keep the result of a trial for other processes."""
     known = _read()
     known.pop(key, None)
-    known[key] = asdict(result)
+    known[key] = result
     newest = dict(list(known.items())[-MOST:])
     try:
-        _write(json.dumps(newest, indent=1))
+        _write(_FILE.dump_json(newest, indent=1))
     except OSError as error:
         log.debug("the result of a trial cannot be kept: %s", error)
-
-
-def _is_size(value: Any) -> TypeGuard[int]:
-    return type(value) is int and value >= 0
 
 
 def _path() -> Path:
     return cache_folder() / "trials.json"
 
 
-def _read() -> dict[str, Any]:
+def _read() -> dict[str, TrialResult]:
     try:
-        known = json.loads(_path().read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # there is none yet, or it is damaged
+        return _FILE.validate_json(_path().read_bytes(), strict=True)
+    except (OSError, ValidationError):  # there is none yet, or it is damaged
         return {}
-    return known if isinstance(known, dict) else {}
 
 
-def _write(text: str) -> None:
+def _write(text: bytes) -> None:
     """Replace the file at once, so that no other process reads half of it."""
     path = _path()
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, half = tempfile.mkstemp(dir=path.parent, prefix=".trials-")
     try:
-        with open(handle, "w", encoding="utf-8") as file:
+        with open(handle, "wb") as file:
             file.write(text)
         os.replace(half, path)
     except OSError:

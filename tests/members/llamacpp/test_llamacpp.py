@@ -342,6 +342,17 @@ def test_unsupported_arguments_of_a_gguf_member_are_refused(monkeypatch):
     binding.llamacpp.cache_clear()
 
 
+@pytest.mark.parametrize("params", [binding.ModelParams, binding.ContextParams])
+def test_a_build_with_other_structures_is_refused_with_a_release_that_works(params, monkeypatch):
+    name = next(iter(binding.DEFAULTS[params]))
+    monkeypatch.setitem(binding.DEFAULTS[params], name, 77)
+    binding.llamacpp.cache_clear()
+    with pytest.raises(UsageError, match="other structures") as refused:
+        binding.llamacpp()
+    assert f"pip install xllamacpp=={binding.TESTED}" in refused.value.__notes__[0]
+    binding.llamacpp.cache_clear()
+
+
 def test_a_quantised_cache_takes_half_and_writes():
     sizes = {
         kind: LlamaCppCache(

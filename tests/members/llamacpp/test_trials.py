@@ -75,14 +75,16 @@ def test_another_file_another_setting_and_another_library_are_tried(file, monkey
     trials._machine.cache_clear()
 
 
-@pytest.mark.parametrize("damage", ["", "{", "[1]", "null", "wrong value", "wrong type"])
+@pytest.mark.parametrize("damage", ["", "{", "[1]", "null", "wrong value", "wrong type", "missing"])
 def test_a_damaged_file_only_costs_the_trial(damage, file, folder):
     Opened(file)
     path = folder / "trials.json"
     (key,) = json.loads(path.read_text())
+    (result,) = json.loads(path.read_text()).values()
     damage = {
-        "wrong value": json.dumps({key: {"cuts": True, "token_bytes": -1, "strand_bytes": 0}}),
-        "wrong type": json.dumps({key: {"cuts": "yes"}}),
+        "wrong value": json.dumps({key: result | {"token_bytes": -1}}),
+        "wrong type": json.dumps({key: result | {"cuts": "yes"}}),
+        "missing": json.dumps({key: {"cuts": True}}),
     }.get(damage, damage)
     path.write_text(damage)
     assert Opened(file).was_tried
@@ -137,3 +139,28 @@ def test_a_load_that_began_early_fails_like_any_other(tmp_path):
             member.probe()
         messages.append(str(error.value))
     assert len(set(messages)) == 1
+
+
+@pytest.mark.parametrize("cells", [64, 512])
+def test_passes_in_halves_change_no_reply_where_room_runs_out_either(
+    cells, file, folder, monkeypatch
+):
+    monkeypatch.setattr(cache, "CELLS", cells)
+    Opened(file)
+    path = folder / "trials.json"
+    ((key, result),) = json.loads(path.read_text()).items()
+
+    def replies(halves, together):
+        path.write_text(json.dumps({key: result | {"halves": halves}}))
+        member = LlamaCppMember(file, n_gpu_layers=0, prefix_cache=False)
+        jobs = [DraftJob(tiny.query(f"Question {at}"), (), 24, 48, Sampling()) for at in range(8)]
+        batches = [jobs] if together else [[job] for job in jobs]
+        found = [reply for batch in batches for reply in member.draft(batch)]
+        return [reply.text for reply in found], [reply.logprobs for reply in found]
+
+    texts, logprobs = replies(halves=False, together=False)
+    for halves in (False, True):
+        found, others = replies(halves=halves, together=True)
+        assert found == texts
+        for row, other in zip(logprobs, others, strict=True):
+            assert other == pytest.approx(row, abs=5e-3)
