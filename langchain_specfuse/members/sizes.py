@@ -141,7 +141,8 @@ class _Source:
 
 def _folder(folder: Path) -> _Source:
     """The model in a folder that ``save_pretrained`` wrote, or in a snapshot of the hub's cache."""
-    _files.refuse_unsafe(folder)
+    if not (folder / "config.json").exists():
+        _files.refuse_unsafe(folder)  # it says which file to name instead
     try:
         config = json.loads((folder / "config.json").read_text("utf-8"))
         tokenizer = folder / "tokenizer_config.json"
@@ -149,6 +150,8 @@ def _folder(folder: Path) -> _Source:
         if tokenizer.exists():
             longest = json.loads(tokenizer.read_text("utf-8")).get("model_max_length")
         shards, total = _shards(folder)
+        if not shards:
+            total = sum(file.stat().st_size for file in folder.glob("*.bin")) or None
         if not shards or not all(shard.exists() for shard in shards):
             return _Source(config, (), total, longest)
         tensors = [tensor for shard in shards for tensor in _header(shard)]
@@ -286,8 +289,7 @@ def _language_model(config: Mapping[str, Any]) -> dict[str, Any]:
     knows and the files of some models leave out."""
     inner = next((config[key] for key in _files.TEXT_CONFIGS if config.get(key)), config)
     outer = {key: config[key] for key in ("dtype", "torch_dtype") if key in config}
-    quantized = {key: config[key] for key in ("quantization_config",) if key in config}
-    return {**DEFAULTS.get(str(inner.get("model_type")), {}), **outer, **quantized, **inner}
+    return {**DEFAULTS.get(str(inner.get("model_type")), {}), **outer, **inner}
 
 
 def _own_dtype(config: Mapping[str, Any], source: _Source) -> int:

@@ -134,6 +134,22 @@ def test_shards_count_together_with_or_without_their_files(folder_of, tmp_path):
     assert size_of(str(tmp_path)).weight_bytes == whole.weight_bytes
 
 
+def test_pickled_weights_count_as_large_as_their_files(folder_of):
+    folder = folder_of("llama")
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(bytes(70_000))
+    assert size_of(str(folder)).weight_bytes == 70_000
+
+
+def test_a_folder_without_a_config_is_an_error_that_says_what_to_name(tmp_path):
+    with pytest.raises(MemberError, match="contains no model"):
+        size_of(str(tmp_path))
+    (tmp_path / "a.gguf").write_bytes(b"GGUF")
+    with pytest.raises(UsageError, match="GGUF files") as caught:
+        size_of(str(tmp_path))
+    assert str(tmp_path / "a.gguf") in caught.value.__notes__[0]
+
+
 @pytest.mark.parametrize("arch", ["llama", "qwen3", "gemma3", "phi3"])
 def test_a_config_alone_gives_an_estimate(arch, folder_of, tmp_path, monkeypatch):
     full = folder_of(arch)
