@@ -247,7 +247,11 @@ def _without_hub(name: str, error: Exception, sha256: str | None) -> Path:
     path = cached(name, sha256=sha256)
     if path is None:
         raise explained(error, name) from error
-    log.warning("%s: the hub was not reached (%s); %s is used as it is", name, shown(error), path)
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
+    wanted = isinstance(error, OfflineModeIsEnabled)
+    level = logging.INFO if wanted else logging.WARNING
+    log.log(level, "%s: the cached file is used, the hub gave none: %s", name, shown(error))
     return path
 
 
@@ -371,12 +375,14 @@ def _fetch(repository: str, commit: str | None, files: Sequence[HubFile]) -> Pat
         folder = _folder(repository) / "blobs"
         _announce(missing, folder)
         for file in missing:
-            if file.sha256 and (file.size or 0) <= LARGEST:
-                _fetch_blob(repository, commit, file, folder / file.sha256)
-            _link(repository, file)
+            blob = folder / file.sha256 if file.sha256 else None
+            if blob and (file.size or 0) <= LARGEST:
+                _fetch_blob(repository, commit, file, blob)
+            if not _link(repository, file).is_symlink() and blob:
+                blob.unlink(missing_ok=True)  # a system without links: the file was copied
     path = paths[0] or _in_snapshot(repository, commit, files[0])
     if path is None:  # the repository has changed since it was listed
-        path = Path(_link(repository, files[0]))
+        path = _link(repository, files[0])
     return path
 
 
@@ -474,15 +480,17 @@ def download(url: str, file: HubFile, path: Path) -> None:
         raise advised(error, "fetch it again; if that does not help, the hub's copy is damaged")
 
 
-def _link(repository: str, file: HubFile) -> str:
+def _link(repository: str, file: HubFile) -> Path:
     """Let the cache show the file under its name. huggingface_hub fetches it if it is missing."""
     from huggingface_hub import constants, hf_hub_download
 
-    return hf_hub_download(
-        repository,
-        file.name,
-        endpoint=constants.ENDPOINT,
-        etag_timeout=constants.HF_HUB_ETAG_TIMEOUT,
+    return Path(
+        hf_hub_download(
+            repository,
+            file.name,
+            endpoint=constants.ENDPOINT,
+            etag_timeout=constants.HF_HUB_ETAG_TIMEOUT,
+        )
     )
 
 

@@ -146,6 +146,15 @@ def test_a_file_is_fetched_once_and_lies_in_the_hubs_cache(served, capsys):
     assert capsys.readouterr().err == ""
 
 
+def test_without_links_the_cache_holds_one_copy(served, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_SYMLINKS", True)
+    path = hub.fetched(NAME)
+    assert path.read_bytes() == Q4 and hub.cached(NAME) == hub.fetched(NAME) == path
+    files = [file for file in Path(constants.HF_HUB_CACHE).rglob("*") if file.is_file()]
+    assert [file for file in files if file.stat().st_size == len(Q4)] == [path]
+    assert len(served.downloads()) == 1
+
+
 def test_a_newer_file_on_the_hub_replaces_the_one_in_the_cache(served):
     hub.fetched(NAME)
     served.repositories[REPOSITORY].files["Model-Q4_K_M.gguf"] = Q8
@@ -155,7 +164,7 @@ def test_a_newer_file_on_the_hub_replaces_the_one_in_the_cache(served):
 
 
 @pytest.mark.parametrize("reason", ["offline", "broken", "gone", "unknown"])
-def test_what_is_cached_is_used_where_the_hub_gives_nothing(served, monkeypatch, reason):
+def test_what_is_cached_is_used_where_the_hub_gives_nothing(served, monkeypatch, reason, caplog):
     path = hub.fetched(NAME)
     if reason == "offline":
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
@@ -165,6 +174,8 @@ def test_what_is_cached_is_used_where_the_hub_gives_nothing(served, monkeypatch,
     if reason == "gone":
         served.stop()
     assert hub.fetched(NAME) == path
+    warned = [record.levelname for record in caplog.records if NAME in record.getMessage()]
+    assert warned == ([] if reason == "offline" else ["WARNING"])
     error, _ = refused(f"{NAME}:Q8_0")
     assert REPOSITORY in str(error)
 

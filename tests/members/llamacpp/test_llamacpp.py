@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import tracemalloc
+from pathlib import Path
 
 import gguf
 import numpy as np
@@ -20,7 +21,7 @@ from langchain_specfuse.members.llamacpp.cache import LlamaCppCache
 from langchain_specfuse.members.llamacpp.member import LlamaCppMember
 from langchain_specfuse.members.llamacpp.threads import Threads
 
-from .. import tiny
+from .. import fake_hub, tiny
 from ..local.test_caches import KEYS, anew, live
 from ..local.test_masking import BOUND, WEATHER
 
@@ -200,16 +201,21 @@ def adapter(path, scale, rows=576):
     return str(path)
 
 
-def test_adapters_share_the_weights_of_their_base_and_change_only_their_own_member(tmp_path):
+def test_adapters_share_the_weights_of_their_base_and_change_only_their_own_member(
+    tmp_path, monkeypatch
+):
     base, text = str(file_of(SMOLLM2)), "Why is the sky blue?"
     strong, none = adapter(tmp_path / "strong.gguf", 2.0), adapter(tmp_path / "none.gguf", 0.0)
     assert names_of([base, f"{base}+{strong}"]) == [SMOLLM2.name, "strong"]
     plain, changed, same = (LlamaCppMember(base, adapter=file) for file in (None, strong, none))
-    first = [
-        member.draft([DraftJob(tiny.query(text), (), 12, 24, Sampling())])[0]
-        for member in (plain, changed, same)
-    ]
-    assert first[0].text == first[2].text != first[1].text
+    with fake_hub.running(monkeypatch, tmp_path / "hub") as hub:
+        hub.add("me/law", {"law-Q4_K_M.gguf": Path(strong).read_bytes()})
+        fetched = LlamaCppMember(base, adapter="hf:me/law")
+        first = [
+            member.draft([DraftJob(tiny.query(text), (), 12, 24, Sampling())])[0]
+            for member in (plain, changed, same, fetched)
+        ]
+    assert first[0].text == first[2].text != first[1].text == first[3].text
     assert plain.cache.weights is changed.cache.weights is same.cache.weights
     with pytest.raises(MemberError, match="is not an adapter for"):
         LlamaCppMember(base, adapter=adapter(tmp_path / "other.gguf", 1.0, rows=64)).probe()
