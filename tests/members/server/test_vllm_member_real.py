@@ -1,0 +1,114 @@
+"""Members that start a real vLLM: one line, a crash in the middle, adapters. Each server takes half
+a minute to start."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
+
+from langchain_specfuse import (
+    Method,
+    SpecFuseChatModel,
+    TransformersMember,
+    VllmMember,
+    unload,
+)
+from langchain_specfuse.core.values import Candidate, Scored, ScoreJob, Segment
+from langchain_specfuse.demo import GEMMA
+
+from .. import engines, tiny
+from .test_process import are_gone, until
+
+pytestmark = [pytest.mark.serving, pytest.mark.slow]
+QUESTION = "Name three colours of the rainbow."
+ALL: dict[str, Any] = {"segment_tokens": 6, "lead": None, "method": Method(exit="never")}
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    if engines.FOUND["vllm"]() is None:
+        pytest.skip(engines.MISSING["vllm"])
+    for name in ("HF_HUB_OFFLINE", "VLLM_NO_USAGE_STATS", "DO_NOT_TRACK"):
+        monkeypatch.setenv(name, "1")
+    yield
+    unload()
+
+
+def servers() -> list[psutil.Process]:
+    """vLLM's processes of this one, without the programs that watch them."""
+    found = psutil.Process().children(recursive=True)
+    return [process for process in found if "supervisor.py" not in "".join(process.cmdline()[:4])]
+
+
+def test_two_members_in_one_line_answer_and_one_that_is_killed_comes_back() -> None:
+    models = [f"vllm:{engines.folder()}", f"vllm:{engines.folder(GEMMA)}"]
+    llm = SpecFuseChatModel(members=models, max_tokens=60, **ALL)
+    answer = llm.invoke(QUESTION)
+    assert answer.text and answer.response_metadata["specfuse"]["exits"] == []
+    running = servers()
+    name = "SmolLM2-135M-float32"
+    victim = next(process for process in running if name in " ".join(process.cmdline()))
+    pieces: list[Any] = []
+    for chunk in llm.stream(QUESTION):
+        pieces.append(chunk)
+        if len(pieces) == 1:
+            os.kill(victim.pid, signal.SIGKILL)
+    whole = functools.reduce(operator.add, pieces)
+    assert whole.text
+    assert [exit["member"] for exit in whole.response_metadata["specfuse"]["exits"]] == [name]
+    after = llm.invoke(QUESTION)
+    assert after.response_metadata["specfuse"]["exits"] == []
+    assert after.text == answer.text
+    running += servers()
+    unload()
+    until(lambda: are_gone([process.pid for process in running]))
+
+
+def test_adapters_share_a_server_and_score_as_in_this_process(tmp_path: Path) -> None:
+    folder = engines.folder()
+    adapters = [adapter(folder, tmp_path / name, seed) for seed, name in enumerate(("law", "art"))]
+    float32 = {"engine_args": {"dtype": "float32"}}
+    served = [VllmMember(folder, adapter=path, **float32) for path in adapters]
+    for member in served:
+        member.start_loading()  # as an ensemble does: both are known when the server starts
+    served.append(VllmMember(folder, **float32))
+    here = [TransformersMember(folder, adapter=path, dtype="float32") for path in adapters]
+    here.append(TransformersMember(folder, dtype="float32"))
+    texts = (" scatters blue light more than red.", " is made of blue paint")
+    candidates = tuple(Candidate(text, False, ("x",)) for text in texts)
+    job = ScoreJob(tiny.query(id="q"), (Segment("The sky looks blue because the air"),), candidates)
+    means = []
+    for member, same in zip(served, here, strict=True):
+        there, expected = tiny.reply_of(member, job), tiny.reply_of(same, job)
+        assert isinstance(there, Scored) and isinstance(expected, Scored)
+        for row, other in zip(there.logprobs, expected.logprobs, strict=True):
+            assert sum(row) / len(row) == pytest.approx(sum(other) / len(other), abs=0.01)
+        means.append(sum(map(sum, there.logprobs)))
+        assert member.probe().max_context
+    assert len({round(mean, 2) for mean in means}) == 3
+    assert len({member.address.url for member in served}) == 1
+    for member in served:
+        member.unload()
+    assert servers() == []
+
+
+def adapter(base: Path, folder: Path, seed: int) -> Path:
+    """A random LoRA adapter that changes the model a little."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    config = LoraConfig(
+        r=4, lora_alpha=1, target_modules=["q_proj", "v_proj"], init_lora_weights=False
+    )
+    get_peft_model(model, config).save_pretrained(folder)
+    return folder
