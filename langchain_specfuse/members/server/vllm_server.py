@@ -393,16 +393,15 @@ def _places(servers: Sequence[VllmServer]) -> dict[VllmServer, Place]:
     pythons = {server: python_with_vllm(server.source.python) for server in servers}
     known = planning.gpus()
     places = {}
-    on_gpus = []
-    for server, (python, version) in pythons.items():
-        if known and "cpu" not in version:
-            on_gpus.append(server)
-        else:
-            _check_name(server.source)
-            places[server] = _on_cpu(server.source, python, len(servers))
+    on_gpus = [server for server in servers if known and "cpu" not in pythons[server][1]]
+    on_cpu = [server for server in servers if server not in on_gpus]
     if on_gpus:
         for server, place in _on_gpus(on_gpus, known).items():
             places[server] = replace(place, python=pythons[server][0])
+    if on_cpu:
+        _check_memory(on_cpu)
+        for server in on_cpu:
+            places[server] = _on_cpu(server.source, pythons[server][0], len(servers))
     return places
 
 
@@ -470,28 +469,54 @@ def _size_of(source: VllmSource) -> planning.Size:
         raise advised(missing, "name a hub id, or a folder as save_pretrained writes it") from error
 
 
-def _check_name(source: VllmSource) -> None:
-    """Refuse a model that does not exist, before vLLM takes half a minute to find that out."""
+def _known_size(source: VllmSource) -> planning.Size | None:
+    """The size of a model; None if it is unknown, because on a CPU vLLM can start without it.
+    Raises if there is no such model, before vLLM takes half a minute to find that out."""
     try:
-        _size_of(source)
+        return _size_of(source)
     except MemberError as error:
         if error.kind == "not_found":
             raise
         log.info("%s", error)
     except Exception as error:  # vLLM may know more about the files
         log.info("the size of %s is unknown: %s", source.model, shown(error))
+    return None
+
+
+def _check_memory(servers: Sequence[VllmServer]) -> None:
+    """Log how these servers share this machine's memory. Raises if there is no room for them."""
+    names = _labels(servers)
+    sizes = {name: _known_size(server.source) for name, server in names.items()}
+    known = {name: size for name, size in sizes.items() if size is not None}
+    caches = {name: _cache_bytes(names[name].source) for name in known}
+    try:
+        free = planning.free_memory()
+    except ImportError:  # psutil is no requirement of servers
+        return
+    for at in planning.place_in_memory(known, free, caches=caches):
+        log.info(
+            "%s: %.1f GB of memory: %.1f GB of weights, %d tokens of cache",
+            at.member,
+            at.memory_bytes / 1e9,
+            at.weight_bytes / 1e9,
+            at.tokens,
+        )
+
+
+def _cache_bytes(source: VllmSource) -> int:
+    """The cache of a server on a CPU."""
+    if source.memory is None:
+        return planning.CPU_CACHE_BYTES
+    if source.memory > 1:
+        return int(source.memory)
+    return int(source.memory * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 def _on_cpu(source: VllmSource, python: str, count: int) -> Place:
     """The flags and variables of one of ``count`` servers that a CPU runs side by side. A variable
     of the user counts more."""
-    size = float(planning.CPU_CACHE_BYTES)
-    if source.memory is not None:
-        size = source.memory
-    if size <= 1:
-        size *= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     chosen = {
-        "kv_cache_memory_bytes": int(size),
+        "kv_cache_memory_bytes": _cache_bytes(source),
         "enforce_eager": True,  # compiling takes a minute
         "block_size": 32,  # vLLM's 128 would read up to 127 tokens again for each scored token
     }

@@ -147,8 +147,9 @@ def test_a_member_that_nobody_holds_does_not_keep_its_server(folder: str, starts
 
 
 def test_an_adapter_that_comes_later_is_loaded_by_the_running_server(
-    folder: str, tmp_path: Path, starts: Starts
+    folder: str, tmp_path: Path, starts: Starts, models: dict[str, FakeServer]
 ) -> None:
+    earlier = len(models[folder].asked)
     adapters = [lora.adapter("llama", tmp_path / name, 1)[0] for name in ("law", "art")]
     members = [VllmMember(folder, adapter=adapter) for adapter in adapters]
     for member in members:
@@ -156,6 +157,8 @@ def test_an_adapter_that_comes_later_is_loaded_by_the_running_server(
         assert isinstance(draft, Draft)
         assert member.probe().max_context
     assert len(starts()) == 1
+    bodies = [body or {} for _, body in models[folder].asked[earlier:]]
+    assert not any(body.get("echo") for body in bodies)  # these kill vLLM for CPUs
     absent = VllmMember(folder, adapter=tmp_path / "absent")
     with pytest.raises(MemberError, match="cannot load the adapter"):
         absent.probe()
@@ -328,6 +331,14 @@ def test_members_share_gpus_as_planned_and_start_one_after_another_on_each(
     # a and b wait for each other; c does not wait
     assert abs(a["began"] - b["began"]) >= LOADS_S
     assert min(abs(c["began"] - a["began"]), abs(c["began"] - b["began"])) < LOADS_S
+
+
+def test_no_room_in_memory_is_an_error_before_anything_starts(folder: str, starts: Starts) -> None:
+    member = VllmMember(folder, memory=1e15)
+    with pytest.raises(UsageError, match="no room in memory"):
+        member.probe()
+    assert len(starts()) == 0
+    member.unload()
 
 
 def test_no_room_on_the_gpus_is_an_error_before_anything_starts(
