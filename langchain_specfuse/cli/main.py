@@ -68,6 +68,7 @@ def command() -> NoReturn:
     """The console script."""
     _hush()
     _clean_logs()
+    _show_progress()
     code = main()
     if code in (INTERRUPTED, UNREAD) or sys.argv[1:2] == ["serve"]:
         if code != UNREAD:
@@ -436,6 +437,25 @@ class _Visible(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return visible(super().format(record), margin="  ")
+
+
+class _Progress(logging.Handler):
+    """Prints how the servers start that members own, because that takes minutes; and warnings, as
+    without this handler."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno > logging.INFO:
+            if logging.lastResort:
+                logging.lastResort.handle(record)
+        elif record.module == "vllm_server":
+            say(record.getMessage())
+
+
+def _show_progress() -> None:
+    if not {"-q", "--quiet"} & set(sys.argv):
+        package = logging.getLogger("langchain_specfuse")
+        package.setLevel(logging.INFO)
+        package.addHandler(_Progress())
 
 
 def _clean_logs() -> None:
