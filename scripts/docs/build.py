@@ -295,6 +295,7 @@ MEASURED: Mapping[str, tuple[Callable[[Any], str], str]] = {
     "member-sets-short": (partial(tables.sets, short=True), "benchmarks/engines"),
     "numbers": (tables.numbers, "benchmarks/engines"),
     "prefix": (tables.prefix, "benchmarks/prefix"),
+    "served": (tables.served, "benchmarks/served"),
     **{
         f"study-{name}": (partial(tables.checked, name=name), "studies/checked")
         for name in ("rules", "code", "sources")

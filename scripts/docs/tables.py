@@ -326,6 +326,23 @@ def threads(results: Result) -> str:
     return _joined(lines, source("benchmarks/threads", results["about"], details))
 
 
+def served(results: Result) -> str:
+    """The requests of a round on vLLM, and the time outside of the engine."""
+    rows = []
+    for at_once, one in results["outside"].items():
+        rows.append(
+            (
+                at_once,
+                _ms(one["ms_per_round"]),
+                f"{one['drafts_per_round']:.2f}",
+                f"{one['scores_per_round']:.2f}",
+            )
+        )
+    heads = ("answers at once", "CPU time outside of the engines", "requests to draft", "to score")
+    details = "a round of two members, requests of each"
+    return _joined(table(heads, rows), source("benchmarks/served", results["about"], details))
+
+
 def gpu(results: Result) -> str:
     """A model on a GPU: alone, in a vote of three, and with eight questions at once."""
     rows = []

@@ -79,12 +79,13 @@ def replace_members(set_module: Callable[[str, ModuleType], None]) -> None:
     """Replace the modules that define members by modules with actors, so that commands need not
     import torch."""
     homes = {
-        "llamacpp": "LlamaCppMember",
-        "transformers": "TransformersMember",
-        "server": "ServerMember",
+        "llamacpp.member": "LlamaCppMember",
+        "transformers.member": "TransformersMember",
+        "server.member": "ServerMember",
+        "server.vllm_member": "VllmMember",
     }
-    for folder, name in homes.items():
-        module = ModuleType(f"langchain_specfuse.members.{folder}.member")
+    for home, name in homes.items():
+        module = ModuleType(f"langchain_specfuse.members.{home}")
         setattr(module, name, Actor)
         set_module(module.__name__, module)
 

@@ -13,7 +13,7 @@ import pytest
 
 from .blocks import ROOT
 
-SCRIPTED, REAL = ("endpoint", "tracing"), ("engines", "failover", "prefix", "threads")
+SCRIPTED, REAL = ("endpoint", "tracing"), ("engines", "failover", "prefix", "served", "threads")
 
 
 @pytest.mark.parametrize("module", ["common", "member_sets"])
