@@ -445,7 +445,7 @@ class _Progress(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno > logging.INFO:
-            if logging.lastResort:
+            if logging.lastResort and not logging.getLogger().handlers:
                 logging.lastResort.handle(record)
         elif record.module == "vllm_server":
             say(record.getMessage())
