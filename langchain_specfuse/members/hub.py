@@ -20,6 +20,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -138,8 +139,8 @@ def files_for(names: Iterable[str], wanted: str = "") -> list[str]:
     part = _PART.fullmatch(found[0])
     if part is None:
         return found[:1]
-    pattern = re.compile(rf"{re.escape(part['stem'])}-\d{{5}}-of-{part['count']}\.gguf")
-    return [name for name in ggufs if pattern.fullmatch(name)]
+    pattern = rf"{re.escape(part['stem'])}-\d{{5}}-of-{part['count']}\.gguf"
+    return [name for name in ggufs if re.fullmatch(pattern, name, re.IGNORECASE)]
 
 
 def _usual(models: Sequence[str]) -> Sequence[str]:
@@ -175,7 +176,7 @@ def _is_model(name: str) -> bool:
 
 def cached(name: str, *, sha256: str | None = None) -> Path | None:
     """The file with this name in the hub's cache, without asking the hub; None if it is not there,
-    or not completely. ``sha256``: take no other file than this one."""
+    or not completely. ``sha256``: pass over a file that is named by another hash."""
     hub = parsed(name)
     snapshot = _snapshot(hub.repository)
     if snapshot is None:
@@ -187,7 +188,8 @@ def cached(name: str, *, sha256: str | None = None) -> Path | None:
     if not parts or _missing_parts(parts):
         return None
     path = snapshot / parts[0]
-    if sha256 not in (None, path.resolve().name):  # blobs are named by their hashes
+    blob = path.resolve().name  # its hash, where the cache has links to its blobs
+    if sha256 and _SHA256.fullmatch(blob) and blob != sha256:
         return None
     return path
 
@@ -204,15 +206,17 @@ def _snapshot(repository: str) -> Path | None:
     folder = _folder(repository)
     try:
         commit = (folder / "refs" / "main").read_text().strip()
-    except OSError:
+    except (OSError, ValueError):  # there is none, or it is damaged
         return None
-    return folder / "snapshots" / commit
+    return folder / "snapshots" / commit if commit.isalnum() else None
 
 
 def _missing_parts(parts: Sequence[str]) -> int:
     """How many parts of a split model are not among these files."""
-    part = _PART.fullmatch(parts[0])
-    return int(part["count"]) - len(parts) if part else 0
+    known = [part for part in map(_PART.fullmatch, parts) if part]
+    numbers = {int(part["number"]) for part in known}
+    count = max((int(part["count"]) for part in known), default=0)
+    return len(set(range(1, count + 1)) - numbers)
 
 
 # --- the hub --------------------------------------------------------------------------------------
@@ -284,17 +288,25 @@ def beginning(name: str, size: int) -> tuple[list[HubFile], bytes]:
         files = [
             _described(repository, listing.commit, file) for file in _named(listing, parsed(name))
         ]
-        answer = get_session().get(
-            _address(repository, listing.commit, files[0]),
-            headers={**build_hf_headers(), "Range": f"bytes=0-{size - 1}"},
-            timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
+        address = _address(repository, listing.commit, files[0])
+        # The beginning of a compressed file could not be read.
+        headers = build_hf_headers(
+            headers={"Range": f"bytes=0-{size - 1}", "Accept-Encoding": "identity"}
         )
-        hf_raise_for_status(answer)
+        timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
+        session = get_session()
+        with session.stream("GET", address, headers=headers, timeout=timeout) as answer:
+            hf_raise_for_status(answer)
+            content = b""
+            for part in answer.iter_bytes():  # all of the file, from a mirror without ranges
+                content += part
+                if len(content) >= size:
+                    break
     except SpecFuseError:
         raise
     except Exception as error:
         raise explained(error, name) from error
-    return files, answer.content[:size]
+    return files, content[:size]
 
 
 def has_only_gguf(repository: str, revision: str | None = None) -> bool:
@@ -322,9 +334,20 @@ def _listing(
     )
     files = {}
     for file in info.siblings or ():
-        sha256 = file.lfs.sha256 if file.lfs else None
-        files[file.rfilename] = HubFile(file.rfilename, file.size, sha256)
+        sha256 = (file.lfs.sha256 if file.lfs else "") or ""
+        listed = HubFile(file.rfilename, file.size, sha256.lower() or None)
+        if _is_safe(listed):
+            files[listed.name] = listed
     return Listing(info.sha, files)
+
+
+def _is_safe(file: HubFile) -> bool:
+    """Whether the file stays in its folder, its name can be printed, and its hash is one. A hub may
+    list anything."""
+    name = file.name
+    is_inside = ".." not in re.split(r"[/\\]", name) and not name.startswith(("/", "\\"))
+    is_hashed = file.sha256 is None or _SHA256.fullmatch(file.sha256) is not None
+    return is_inside and name.isprintable() and is_hashed
 
 
 def _named(listing: Listing, hub: HubName) -> list[HubFile]:
@@ -379,7 +402,8 @@ def _fetch(repository: str, commit: str | None, files: Sequence[HubFile]) -> Pat
             if blob and (file.size or 0) <= LARGEST:
                 _fetch_blob(repository, commit, file, blob)
             if not _link(repository, file).is_symlink() and blob:
-                blob.unlink(missing_ok=True)  # a system without links: the file was copied
+                with suppress(OSError):  # another process may be copying it, too
+                    blob.unlink()  # a system without links: the file was copied
     path = paths[0] or _in_snapshot(repository, commit, files[0])
     if path is None:  # the repository has changed since it was listed
         path = _link(repository, files[0])
@@ -448,7 +472,7 @@ def _fetch_blob(repository: str, commit: str | None, file: HubFile, blob: Path) 
     locks = Path(constants.HF_HUB_CACHE, ".locks", _folder(repository).name)
     locks.mkdir(parents=True, exist_ok=True)
     with WeakFileLock(locks / f"{blob.name}.lock"):
-        if not blob.exists():
+        if not blob.exists() and _in_snapshot(repository, commit, file) is None:
             download(_address(repository, commit, file), file, _partial(blob))
             _partial(blob).replace(blob)
 
@@ -519,6 +543,12 @@ def explained(error: Exception, name: str) -> SpecFuseError:
             f"check the name at {address}; for a private one log in: hf auth login, or HF_TOKEN",
             "not_found",
         )
+    if isinstance(error, errors.HFValidationError):
+        return failed(
+            f"{hub.repository!r} cannot be a repository: {shown(error)}",
+            "for example 'hf:ggml-org/gemma-3-4b-it-GGUF'",
+            "not_found",
+        )
     if isinstance(error, errors.OfflineModeIsEnabled):
         return failed(
             f"{name} is not in the hub's cache {constants.HF_HUB_CACHE}, and HF_HUB_OFFLINE is set",
@@ -542,9 +572,9 @@ def explained(error: Exception, name: str) -> SpecFuseError:
             f"there is no room for {name} in {constants.HF_HUB_CACHE}: {error.strerror}",
             "free some space there, or name another folder: HF_HOME=/some/folder",
         )
-    if isinstance(error, PermissionError):
+    if isinstance(error, OSError) and error.filename is not None:
         return failed(
-            f"the hub's cache cannot be written: {error}",
+            f"the hub's cache cannot be used: {error}",
             "name another folder: HF_HOME=/some/folder",
         )
     return failed(

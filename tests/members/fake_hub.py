@@ -58,6 +58,8 @@ class FakeHub:
         """Whether it answers every request with status 503."""
         self.redirects = False
         """Whether files are served under another address."""
+        self.ranges = True
+        """Whether it sends parts of files. Without that, it sends whole files."""
         self.silent = False
         """Whether it takes requests and never answers."""
         self.stopped = False
@@ -183,8 +185,9 @@ def _answering(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
         def send_file(self, path: str, about: dict[str, str] | None = None) -> None:
             owner, model, file = path.split("/", 2)
             content = hub.repositories[f"{owner}/{model}"].files[file]
-            begin = int(self.headers.get("Range", "bytes=0-")[6:].partition("-")[0])
-            status = 206 if "Range" in self.headers else 200
+            is_part = hub.ranges and "Range" in self.headers
+            begin = int(self.headers["Range"][6:].partition("-")[0]) if is_part else 0
+            status = 206 if is_part else 200
             etag = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"'}
             end = len(content)
             if self.command == "GET" and hub.cuts:

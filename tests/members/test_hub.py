@@ -108,6 +108,35 @@ def test_the_plan_of_a_fetch_has_sizes_and_fetches_nothing(served):
     assert served.downloads() == []
 
 
+@pytest.mark.parametrize("ranges", [True, False])
+def test_of_the_beginning_of_a_file_no_more_is_read(served, ranges):
+    served.ranges = ranges
+    served.cuts = [2000]
+    served.pause.clear()  # what follows never comes
+    files, content = hub.beginning(NAME, 1000)
+    assert [file.size for file in files] == [len(Q4)] and content == Q4[:1000]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["a-00001-of-00003.gguf", "a-00003-of-00003.gguf", "a-00004-of-00003.gguf"],
+        ["a-00002-of-00002.gguf", "a-00003-of-00002.gguf"],
+    ],
+)
+def test_parts_with_wrong_numbers_do_not_make_a_model_whole(served, names):
+    served.add("me/Wrong-GGUF", dict.fromkeys(names, Q4))
+    assert "lacks 1 of the files" in str(refused("hf:me/Wrong-GGUF")[0])
+    assert served.downloads() == []
+
+
+def test_parts_are_recognised_in_capital_letters(served):
+    names = [f"A-0000{at}-OF-00002.GGUF" for at in (1, 2)]
+    served.add("me/Loud-GGUF", {name: Q4 + name.encode() for name in names})
+    assert hub.fetched("hf:me/Loud-GGUF").name == names[0]
+    assert len(served.downloads()) == 2
+
+
 @pytest.mark.parametrize(
     "name", ["hf:", "hf:model", "hf:a/b/c.gguf", "hf:a/b:", "hf://a/b", "hf:a/b@main", "hf:a b/c"]
 )
@@ -161,6 +190,16 @@ def test_a_newer_file_on_the_hub_replaces_the_one_in_the_cache(served):
     assert hub.fetched(NAME).read_bytes() == hub.cached(NAME).read_bytes() == Q8
     served.repositories[REPOSITORY].files["README.md"] = b"a new commit with the same model"
     assert hub.fetched(NAME).read_bytes() == Q8 and len(served.downloads()) == 2
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 40, b"\xff" * 40])
+def test_a_damaged_cache_is_mended_by_the_hub_and_is_no_file_without_it(served, content):
+    path = hub.fetched(NAME)
+    (path.parents[2] / "refs" / "main").write_bytes(content)
+    served.broken = True
+    assert hub.cached(NAME) is None and "503" in str(refused(NAME)[0])
+    served.broken = False
+    assert hub.fetched(NAME) == path
 
 
 @pytest.mark.parametrize("reason", ["offline", "broken", "gone", "unknown"])
@@ -259,6 +298,35 @@ def test_a_file_with_the_wrong_hash_is_never_used(served):
     assert hub.fetched(NAME).read_bytes() == Q4
 
 
+def test_a_hash_that_a_hub_makes_up_names_no_file_outside_the_cache(served, tmp_path):
+    precious = tmp_path / "precious.incomplete"
+    precious.write_text("precious")
+    listed = served.repositories[REPOSITORY].listed_sha256
+    listed["Model-Q4_K_M.gguf"] = "../../../precious"
+    refused(f"{NAME}:Q4_K_M")
+    assert precious.read_text() == "precious"
+    assert {path.name for path in tmp_path.iterdir()} - {"hub"} == {precious.name}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../../../../there.gguf",
+        "a/../../there.gguf",
+        "/there.gguf",
+        "..\\there.gguf",
+        "\x1b[2J.gguf",
+    ],
+)
+def test_a_file_whose_name_leads_elsewhere_is_passed_over(served, tmp_path, name):
+    (tmp_path / "there.gguf").write_bytes(Q4)
+    served.add("me/Odd-GGUF", {name: Q4, "b.gguf": Q8})
+    assert hub.fetched("hf:me/Odd-GGUF").read_bytes() == Q8
+    served.add("me/Odd-GGUF", {name: Q4})
+    error, notes = refused("hf:me/Odd-GGUF")
+    assert "no GGUF model" in str(error) and "there" not in notes
+
+
 def test_a_mirror_that_lists_no_hashes_is_asked_for_them(served):
     repository = served.repositories[REPOSITORY]
     repository.describes = False
@@ -287,6 +355,7 @@ def test_members_that_load_at_the_same_time_fetch_a_file_once(served):
         (f"{NAME}:Q5_K_M", "no quantisation 'Q5_K_M'", "Model-BF16.gguf, Model-F16.gguf"),
         (f"{NAME}:Other.gguf", "no file 'Other.gguf'", "Model-Q8_0.gguf"),
         ("hf:me/Plain", "no GGUF model", "'vllm:me/Plain'"),
+        ("hf:me/a..b", "'me/a..b' cannot be a repository", "'hf:ggml-org/gemma-3-4b-it-GGUF'"),
     ],
 )
 def test_a_name_without_a_file_is_an_error_that_lists_what_there_is(served, name, what, advice):
