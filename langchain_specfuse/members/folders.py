@@ -6,9 +6,22 @@ import os
 import sys
 from pathlib import Path
 
+from ..errors import UsageError, advised
+
 
 def cache_folder() -> Path:
-    """``$SPECFUSE_CACHE``, or ``langchain-specfuse`` in the user's cache."""
+    """``$SPECFUSE_CACHE``, or ``langchain-specfuse`` in the user's cache.
+
+    Raises :class:`.UsageError` if neither is known.
+    """
+    try:
+        return _cache_folder()
+    except RuntimeError as error:  # a container's user may have no home
+        unknown = UsageError(f"the folder for this package's files is unknown: {error}")
+        raise advised(unknown, "name one: SPECFUSE_CACHE=/some/folder") from error
+
+
+def _cache_folder() -> Path:
     own = os.environ.get("SPECFUSE_CACHE")
     if own:
         return Path(own).expanduser()

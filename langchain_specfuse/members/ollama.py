@@ -32,7 +32,9 @@ def stores() -> list[Path]:
     chosen = os.environ.get("OLLAMA_MODELS")
     if chosen:
         return [Path(chosen).expanduser()]
-    return [Path("~/.ollama/models").expanduser(), Path("/usr/share/ollama/.ollama/models")]
+    # os.path.expanduser raises nothing where the user has no home.
+    home = os.path.expanduser("~")
+    return [Path(home, ".ollama", "models"), Path("/usr/share/ollama/.ollama/models")]
 
 
 def cached(name: str) -> Path | None:

@@ -130,9 +130,9 @@ class LlamaCppCache(Cache):
         self._halves = result.halves
 
     def _trial_key(self) -> str | None:
-        source, files = self.weights.source, [self.weights.path]
+        source, files = self.weights.source, [self.weights.identity]
         if self.adapter is not None:
-            files.append(self.adapter.file)
+            files.append(self.adapter.identity)
         settings = (source.n_gpu_layers, source.cache_type, SEQUENCES, WIDE, TRIAL_ERROR)
         return trial_key(files, *settings)
 

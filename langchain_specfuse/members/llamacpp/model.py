@@ -15,6 +15,7 @@ from difflib import get_close_matches
 from functools import cached_property
 from itertools import count, islice
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -28,6 +29,7 @@ from .cache import LlamaCppCache
 from .header import Q6_K, share_of
 from .threads import most_threads
 from .tokenizer import GgufTokenizer
+from .trials import file_identity
 
 _IDS = count(1)
 UNPACKED = 0.15
@@ -50,7 +52,8 @@ class LoraAdapter:
 
     path: str
     """Its name, as the member was given it."""
-    file: Path
+    identity: list[Any] | None
+    """Which file it is."""
     handle: int
     id: int
 
@@ -69,6 +72,7 @@ class GgufWeights(Weights):
         accelerator = _accelerator(source)
         params = lib.llama_model_default_params()
         params.n_gpu_layers = _gpu_layers(source, accelerator is not None)
+        self.identity = file_identity(path)
         COMPLAINTS.lines.clear()
         self.handle = lib.llama_model_load_from_file(os.fsencode(path), params)
         if not self.handle:
@@ -115,6 +119,7 @@ class GgufWeights(Weights):
         if path not in self._adapters:
             file = _located(path)
             _refuse_foreign(file)
+            identity = file_identity(file)
             COMPLAINTS.lines.clear()
             handle = self.lib.llama_adapter_lora_init(self.handle, os.fsencode(file))
             if not handle:
@@ -126,7 +131,7 @@ class GgufWeights(Weights):
                     error,
                     "use a LoRA of this base, converted by llama.cpp's convert_lora_to_gguf.py",
                 )
-            self._adapters[path] = LoraAdapter(path, file, handle, next(_IDS))
+            self._adapters[path] = LoraAdapter(path, identity, handle, next(_IDS))
         return self._adapters[path]
 
     def new_cache(self, adapter: LoraAdapter | None, member: str) -> LlamaCppCache:

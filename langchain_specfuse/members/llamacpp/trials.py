@@ -16,13 +16,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from pydantic import NonNegativeInt, TypeAdapter, ValidationError
+from pydantic import NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
 
 from ..._version import __version__
+from ...errors import UsageError
 from ..folders import cache_folder
 from .binding import gpu, llamacpp
 
@@ -38,7 +39,7 @@ class TrialResult:
 
     cuts: bool
     """Whether a strand can be cut back."""
-    token_bytes: NonNegativeInt
+    token_bytes: PositiveInt
     strand_bytes: NonNegativeInt
     steady: bool
     """Whether a token's logits are the same, whatever is read with it."""
@@ -49,15 +50,25 @@ class TrialResult:
 _FILE = TypeAdapter(dict[str, TrialResult])
 
 
-def trial_key(files: Sequence[Path], *settings: Any) -> str | None:
-    """A name for the trial of these files with these settings on this machine; None if a file is
-    gone meanwhile."""
+def file_identity(path: Path) -> list[Any] | None:
+    """Which file this is now; None if it is gone."""
     try:
-        identities = [_identity(file) for file in files]
+        known = path.stat()
+        return [os.fspath(path.resolve()), known.st_size, known.st_mtime_ns]
     except OSError:
         return None
-    parts = [identities, settings, _machine()]
-    return sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def trial_key(files: Sequence[list[Any] | None], *settings: Any) -> str | None:
+    """A name for the trial of these files with these settings on this machine; None if it is not
+    known which files or which release of the library they are.
+
+    ``files``: their :func:`file_identity` when they were loaded. Others may have their names now.
+    """
+    machine = _machine()
+    if machine is None or None in files:
+        return None
+    return sha256(json.dumps([files, settings, machine]).encode()).hexdigest()
 
 
 def recall(key: str) -> TrialResult | None:
@@ -73,7 +84,7 @@ def remember(key: str, result: TrialResult) -> None:
     newest = dict(list(known.items())[-MOST:])
     try:
         _write(_FILE.dump_json(newest, indent=1))
-    except OSError as error:
+    except (OSError, UsageError) as error:
         log.debug("the result of a trial cannot be kept: %s", error)
 
 
@@ -84,7 +95,8 @@ def _path() -> Path:
 def _read() -> dict[str, TrialResult]:
     try:
         return _FILE.validate_json(_path().read_bytes(), strict=True)
-    except (OSError, ValidationError):  # there is none yet, or it is damaged
+    # There is none yet, it is damaged, or the user has no folder for it.
+    except (OSError, ValidationError, UsageError):
         return {}
 
 
@@ -102,16 +114,16 @@ def _write(text: bytes) -> None:
         raise
 
 
-def _identity(path: Path) -> list[Any]:
-    known = path.stat()
-    return [os.fspath(path.resolve()), known.st_size, known.st_mtime_ns]
-
-
 @cache
-def _machine() -> list[Any]:
-    """Everything besides the files that decides how numbers are rounded and states are kept."""
+def _machine() -> list[Any] | None:
+    """Everything besides the files that decides how numbers are rounded and states are kept; None
+    if the library's release is unknown."""
+    try:
+        library = version("xllamacpp")
+    except PackageNotFoundError:  # a program that was packed without metadata
+        return None
     built_for = llamacpp().llama_print_system_info().decode()
-    return [__version__, version("xllamacpp"), built_for, platform.machine(), _processor(), gpu()]
+    return [__version__, library, built_for, platform.machine(), _processor(), gpu()]
 
 
 def _processor() -> str:

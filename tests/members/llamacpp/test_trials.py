@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
+from importlib.metadata import PackageNotFoundError
+from unittest.mock import Mock
 
 import pytest
 
-from langchain_specfuse import MemberError
+from langchain_specfuse import MemberError, UsageError
 from langchain_specfuse.core.values import DraftJob, Sampling
+from langchain_specfuse.demo import SMOLLM2, file_of
 from langchain_specfuse.members.llamacpp import cache, trials
 from langchain_specfuse.members.llamacpp.member import LlamaCppMember
 
@@ -75,7 +79,9 @@ def test_another_file_another_setting_and_another_library_are_tried(file, monkey
     trials._machine.cache_clear()
 
 
-@pytest.mark.parametrize("damage", ["", "{", "[1]", "null", "wrong value", "wrong type", "missing"])
+@pytest.mark.parametrize(
+    "damage", ["", "{", "[1]", "null", "wrong value", "no size", "wrong type", "missing"]
+)
 def test_a_damaged_file_only_costs_the_trial(damage, file, folder):
     Opened(file)
     path = folder / "trials.json"
@@ -83,6 +89,7 @@ def test_a_damaged_file_only_costs_the_trial(damage, file, folder):
     (result,) = json.loads(path.read_text()).values()
     damage = {
         "wrong value": json.dumps({key: result | {"token_bytes": -1}}),
+        "no size": json.dumps({key: result | {"token_bytes": 0}}),
         "wrong type": json.dumps({key: result | {"cuts": "yes"}}),
         "missing": json.dumps({key: {"cuts": True}}),
     }.get(damage, damage)
@@ -104,6 +111,33 @@ def test_the_newest_results_are_kept(file, folder, monkeypatch):
     assert len(json.loads((folder / "trials.json").read_text())) == 2
     assert not Opened(file).was_tried
     os.utime(file, ns=(1, 1))
+    assert Opened(file).was_tried
+
+
+def test_a_library_without_metadata_only_costs_the_trial(file, monkeypatch):
+    monkeypatch.setattr(trials, "version", Mock(side_effect=PackageNotFoundError("xllamacpp")))
+    trials._machine.cache_clear()
+    assert Opened(file).was_tried and Opened(file).was_tried
+    trials._machine.cache_clear()
+
+
+def test_a_user_without_a_home_only_pays_for_the_trial(file, monkeypatch):
+    for name in ("SPECFUSE_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", Mock(side_effect=KeyError))
+    assert Opened(file).was_tried and Opened(file).was_tried
+    with pytest.raises(UsageError, match="folder") as raised:
+        file_of(SMOLLM2)
+    assert "SPECFUSE_CACHE" in raised.value.__notes__[0]
+
+
+def test_a_file_that_was_replaced_after_it_was_loaded_is_tried(file):
+    loaded = LlamaCppMember(file, n_gpu_layers=0)
+    loaded.probe()
+    os.utime(file, ns=(1, 1))
+    Opened(file, prefix_cache=False)  # another cache for the weights in memory
+    del loaded
+    gc.collect()
     assert Opened(file).was_tried
 
 
