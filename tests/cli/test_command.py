@@ -292,7 +292,7 @@ def test_every_command_takes_the_method_and_lists_its_options(command, capsys):
     for words in (["--method", "help"], ["--help"]):
         with pytest.raises(SystemExit, match="0"):
             parser.parse_args(words)
-    printed = capsys.readouterr().out
+    printed = " ".join(capsys.readouterr().out.split())
     assert all(f"{name}=" in printed for name in Method.model_fields) and "exit codes" in printed
     assert method_of(["exit=never", "specem", "min-members=1"]) == Method.named(
         "specem", exit="never", min_members=1
