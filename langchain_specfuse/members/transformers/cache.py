@@ -208,6 +208,12 @@ class ModelCache(Cache):
         strand.cut(size)
         return True
 
+    def forget(self, key: SequenceKey) -> None:
+        strand = self.trunks.get(key)
+        if strand is not None and isinstance(strand.state, Rows):
+            strand.state.separate(strand)  # a prefix would keep the texts beside it in memory
+        super().forget(key)
+
     def clear(self) -> None:
         for strand in self.strands:
             strand.state = None  # strands and their rows refer to each other

@@ -107,6 +107,10 @@ class Rows:
         self.starts = [self.starts[row] - padding for row in rows]
         self.width -= padding
 
+    def separate(self, strand: Strand) -> None:
+        """Give one strand its own state back. The others stay here."""
+        self._give_back([self.strands.index(strand)])
+
     def dissolve(self) -> None:
         """Give all strands their own states back."""
         self._give_back(range(len(self.strands)), last=True)

@@ -172,3 +172,14 @@ def test_texts_side_by_side_count_as_memory_with_their_padding():
         member.forget(query)
     member.drop_prefixes()
     assert member.cache.bytes_held == 0
+
+
+def test_a_prefix_keeps_no_memory_of_texts_that_were_beside_it():
+    member = own("llama")
+    texts = [STORY * 3, *["?"] * 7]
+    jobs = [DraftJob(tiny.query(text), (), 6, 6, Sampling(1.0, seed=1)) for text in texts]
+    member.draft(jobs)
+    for job in jobs:
+        member.forget(job.query.id)
+    assert member.prefixes["prefixes"] == 1
+    assert member.cache.bytes_held == member.prefixes["bytes"] > 0
