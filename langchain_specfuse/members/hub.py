@@ -178,7 +178,10 @@ def cached(name: str, *, sha256: str | None = None) -> Path | None:
     """The file with this name in the hub's cache, without asking the hub; None if it is not there,
     or not completely. ``sha256``: pass over a file that is named by another hash."""
     hub = parsed(name)
-    snapshot = _snapshot(hub.repository)
+    try:
+        snapshot = _snapshot(hub.repository)
+    except ImportError:  # without huggingface_hub there is no cache
+        return None
     if snapshot is None:
         return None
     there = [
@@ -522,30 +525,31 @@ def _link(repository: str, file: HubFile) -> Path:
 
 
 def explained(error: Exception, name: str) -> SpecFuseError:
-    """The error for a file that could not be fetched, in words that say what to do."""
+    """The error for a file that could not be fetched, in words that say what to do. ``name`` may
+    also be a hub id, which transformers or vLLM loads."""
     from huggingface_hub import constants, errors
 
-    hub = parsed(name)
-    address = f"{constants.ENDPOINT}/{hub.repository}"
+    repository = parsed(name).repository if is_hub_name(name) else name
+    address = f"{constants.ENDPOINT}/{repository}"
 
     def failed(message: str, advice: str, kind: str = "error") -> MemberError:
         return advised(MemberError(message, kind=kind), advice)
 
     if isinstance(error, errors.GatedRepoError):
         return failed(
-            f"{hub.repository} is gated, and the hub does not know that you may read it",
+            f"{repository} is gated, and the hub does not know that you may read it",
             f"accept its licence at {address}, then log in: hf auth login, or set HF_TOKEN",
             "not_found",
         )
     if isinstance(error, errors.RepositoryNotFoundError):
         return failed(
-            f"the hub {constants.ENDPOINT} has no repository {hub.repository}, or it is private",
+            f"the hub {constants.ENDPOINT} has no repository {repository}, or it is private",
             f"check the name at {address}; for a private one log in: hf auth login, or HF_TOKEN",
             "not_found",
         )
     if isinstance(error, errors.HFValidationError):
         return failed(
-            f"{hub.repository!r} cannot be a repository: {shown(error)}",
+            f"{repository!r} cannot be a repository: {shown(error)}",
             "for example 'hf:ggml-org/gemma-3-4b-it-GGUF'",
             "not_found",
         )
@@ -558,7 +562,7 @@ def explained(error: Exception, name: str) -> SpecFuseError:
     status = status_of(error)
     if status == 401:
         return failed(
-            f"the hub {constants.ENDPOINT} refused the token for {hub.repository}",
+            f"the hub {constants.ENDPOINT} refused the token for {repository}",
             "log in again (hf auth login), or correct or remove HF_TOKEN",
             "not_found",
         )

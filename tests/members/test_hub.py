@@ -24,6 +24,7 @@ from langchain_specfuse import (
 from langchain_specfuse.chat.references import names_of
 from langchain_specfuse.demo import SMOLLM2, file_of
 from langchain_specfuse.members import hub
+from langchain_specfuse.members.sizes import size_of
 
 from . import fake_hub
 
@@ -420,9 +421,10 @@ def test_a_disk_that_becomes_full_is_an_error_with_advice(served, monkeypatch):
 
 def test_without_huggingface_hub_the_error_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(UsageError, match="huggingface_hub") as raised:
-        hub.fetched(NAME)
-    assert "langchain-specfuse[hub]" in raised.value.__notes__[0]
+    for ask in (hub.fetched, size_of):
+        with pytest.raises(UsageError, match="huggingface_hub") as raised:
+            ask(NAME)
+        assert "langchain-specfuse[hub]" in raised.value.__notes__[0]
 
 
 # --- members --------------------------------------------------------------------------------------
@@ -461,6 +463,20 @@ def test_transformers_says_how_a_repository_of_gguf_files_is_named(served, with_
     with pytest.raises(UsageError, match="GGUF") as raised:
         TransformersMember("me/Only-GGUF").probe()
     assert "'hf:me/Only-GGUF'" in raised.value.__notes__[0]
+
+
+def test_transformers_says_that_it_reads_no_gguf_file_by_name(served):
+    with pytest.raises(UsageError, match="GGUF") as raised:
+        TransformersMember(NAME).probe()
+    assert f"LlamaCppMember('{NAME}')" in raised.value.__notes__[0]
+
+
+@pytest.mark.parametrize("model", ["gpt2", "me/Model", NAME])
+def test_a_size_that_the_hub_does_not_tell_is_no_mistake_in_the_name(served, model):
+    served.stop()
+    with pytest.raises(MemberError, match="cannot be reached") as raised:
+        size_of(model)
+    assert model in str(raised.value)
 
 
 def test_a_repository_without_the_prefix_is_no_file():

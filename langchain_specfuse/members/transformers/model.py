@@ -324,6 +324,9 @@ def _explained(error: Exception, source: Source, member: str) -> Exception:
             "TransformersMember(..., model_kwargs={'trust_remote_code': True})"
         )
         return usage(f"{model} wants to run code of its own to load", advice)
+    if hub.is_hub_name(model):
+        message = f"{model!r} names a GGUF file on the hub, which transformers does not read"
+        return usage(message, f"LlamaCppMember({model!r}), or leave out {hub.PREFIX}")
     if isinstance(error, OSError | ValueError) and hub.has_only_gguf(model, source.revision):
         message = f"{model} has GGUF files, which llama.cpp reads, and none for transformers"
         return usage(message, f"put hf: before the name: {hub.PREFIX + model!r}")
