@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ REGISTRY, NAMESPACE, TAG = "registry.ollama.ai", "library", "latest"
 """What a short name leaves out."""
 MODEL = "application/vnd.ollama.image.model"
 ADAPTER = "application/vnd.ollama.image.adapter"
+_DIGEST = re.compile(r"sha256:[0-9a-f]+")
 
 
 def is_ollama_name(name: object) -> bool:
@@ -94,7 +96,10 @@ def _model_in(store: Path, manifest: Path, name: str) -> Path:
         error = UsageError(f"{name} is a model with an adapter, in two files")
         raise advised(error, f"ask Ollama for it: ChatModelMember({name!r})")
     digests = [str(layer.get("digest")) for layer in layers if layer.get("mediaType") == MODEL]
-    file = store / "blobs" / digests[0].replace(":", "-") if len(digests) == 1 else None
+    file = None
+    # A registry may have sent anything: the file must be a blob.
+    if len(digests) == 1 and _DIGEST.fullmatch(digests[0]):
+        file = store / "blobs" / digests[0].replace(":", "-")
     if file is not None and _is_file(file):
         return file
     problem = "lists no GGUF file" if file is None else f"lists {file}, which does not exist"

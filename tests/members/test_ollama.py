@@ -25,11 +25,17 @@ def store(monkeypatch, tmp_path):
     monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path))
     monkeypatch.setenv("OLLAMA_HOST", "http://127.0.0.1:9")
 
-    def keep(place: str, *more: dict[str, str], file=None, kind: str = ollama.MODEL):
+    def keep(
+        place: str,
+        *more: dict[str, str],
+        file=None,
+        kind: str = ollama.MODEL,
+        digest: str = "sha256:0123abcd",
+    ):
         manifest = tmp_path / "manifests" / place
         manifest.parent.mkdir(parents=True, exist_ok=True)
         layers = [
-            {"mediaType": kind, "digest": "sha256:0123abcd", "size": 4},
+            {"mediaType": kind, "digest": digest, "size": 4},
             {"mediaType": "application/vnd.ollama.image.template", "digest": "sha256:ef"},
         ]
         manifest.write_text(json.dumps({"schemaVersion": 2, "layers": [*layers, *more]}))
@@ -90,6 +96,15 @@ def test_a_model_that_is_not_in_the_store_is_not_found(store, tmp_path):
     with pytest.raises(MemberError) as raised:
         LlamaCppMember("ollama:phi4:14b").probe()
     assert "ollama pull phi4:14b" in raised.value.__notes__[0]
+
+
+def test_a_manifest_names_no_file_outside_the_store(store, tiny_llama, tmp_path):
+    (tmp_path / "other.gguf").symlink_to(tiny_llama)
+    for digest in ("../other.gguf", str(tmp_path / "other.gguf"), "sha256:../../other.gguf"):
+        store("registry.ollama.ai/library/tiny/latest", digest=digest, file=tiny_llama)
+        (tmp_path / "blobs" / "sha256-0123abcd").unlink()
+        with pytest.raises(MemberError, match="lists no GGUF file"):
+            LlamaCppMember("ollama:tiny").probe()
 
 
 def test_a_model_that_cannot_be_read_in_place_is_left_to_ollama(store, tiny_llama):
