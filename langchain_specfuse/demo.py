@@ -45,7 +45,7 @@ class DemoFile:
     options: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the member, chosen by ``studies/transcripts.py``."""
     hub_name: str | None = None
-    """Where the hub has it; None: nowhere that we know of."""
+    """Its name on the hub; None if we know of no copy there."""
 
 
 def _parts(package: str, version: str, sums: str) -> dict[str, str]:

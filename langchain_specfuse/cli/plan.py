@@ -175,10 +175,10 @@ def _cells(row: _Row, at: Placement | None) -> tuple[str, ...]:
 
 
 def _remarks(rows: Sequence[_Row]) -> list[str]:
-    """What the reader has to know besides."""
+    """Remarks on the numbers of the table."""
     remarks = []
     if any(row.size and row.size.is_estimate for row in rows):
-        remarks.append("~ estimated, because no file says it")
+        remarks.append("~ estimated, because no file states it")
     if any(row.size is None and row.shares_with is None for row in rows):
         remarks.append("servers and providers need no memory here")
     if any(row.shares_with for row in rows):

@@ -1,13 +1,13 @@
 """GGUF files by their name on the Hugging Face hub: ``hf:user/model[:file or quantisation]``.
 
-A name means what it means to ``llama-server -hf``: without a quantisation it is ``Q4_K_M``, else
-``Q8_0``, else the first file. Case does not matter. Of a model that is split into several files,
-all are fetched. Projectors, importance matrices and draft heads are passed over.
+A name has the same meaning as for ``llama-server -hf``: without a quantisation it is ``Q4_K_M``,
+else ``Q8_0``, else the first file. Case does not matter. If a model is split into several files,
+all are fetched. Projectors, importance matrices and draft heads are skipped.
 
 huggingface_hub asks the hub, and its cache keeps the files, so other programs share them. One part
-is done here: huggingface_hub 2 begins an interrupted download anew and compares only its size. The
-beginning of a file is kept here, the next attempt continues it, and the whole file must have the
-SHA-256 that the hub lists.
+is done here: huggingface_hub 2 starts an interrupted download from zero and compares only its size.
+Here the next attempt resumes the download, and the whole file must have the SHA-256 that the hub
+lists.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = logging.getLogger("langchain_specfuse")
 
 PREFIX = "hf:"
 USUAL = ("Q4_K_M", "Q8_0")
-"""The quantisations that llama.cpp takes where the name has none, the first one first."""
+"""The quantisations that llama.cpp looks for, in this order, if the name has none."""
 SIDECARS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
 """A file whose name contains one of these is not a model, by llama.cpp's rule."""
 LARGEST = 50 * 10**9
@@ -45,7 +45,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class HubName:
-    """A name, taken apart."""
+    """The parts of a name."""
 
     repository: str
     wanted: str = ""
@@ -101,7 +101,8 @@ def parsed(name: str) -> HubName:
 
 
 def plain_name(name: str) -> str:
-    """What a member with this name is called: like the file, as far as the name says which.
+    """The name of a member: that of the model with the quantisation, if there is one, or that of
+    the file.
 
     >>> (
     ...     plain_name("hf:ggml-org/gemma-3-4b-it-GGUF"),
@@ -258,7 +259,7 @@ def _without_hub(name: str, error: Exception, sha256: str | None) -> Path:
 
     wanted = isinstance(error, OfflineModeIsEnabled)
     level = logging.INFO if wanted else logging.WARNING
-    log.log(level, "%s: the cached file is used, the hub gave none: %s", name, shown(error))
+    log.log(level, "%s: using the cached file, because the hub sent none: %s", name, shown(error))
     return path
 
 
@@ -362,7 +363,7 @@ def _named(listing: Listing, hub: HubName) -> list[HubFile]:
     missing = _missing_parts(names)
     if missing:
         error = MemberError(
-            f"{repository} lacks {missing} of the files of which {names[0]} is the first",
+            f"{repository} lacks {missing} of the files of the split model {names[0]}",
             kind="not_found",
         )
         raise advised(error, "name another quantisation, or another repository")
@@ -441,7 +442,7 @@ def _address(repository: str, commit: str | None, file: HubFile) -> str:
 
 
 def _announce(files: Sequence[HubFile], folder: Path) -> None:
-    """Say what is fetched, and refuse it where the disk has no room for it."""
+    """Say what is fetched, and refuse to fetch it if the disk has no room."""
     size = sum(file.size or 0 for file in files)
     there = sum(_size_of(_partial(folder / file.sha256)) for file in files if file.sha256)
     amount = f"{size / 1e9:.2f} GB, once"
@@ -584,5 +585,5 @@ def explained(error: Exception, name: str) -> SpecFuseError:
     return failed(
         f"{name} is not in the hub's cache, and the hub {constants.ENDPOINT}"
         f"{through_proxy(constants.ENDPOINT)} cannot be reached ({shown(error)})",
-        "ask again when it can be reached: what was fetched is kept. HF_ENDPOINT names another hub",
+        "try again when it can be reached: what was fetched is kept. HF_ENDPOINT names another hub",
     )

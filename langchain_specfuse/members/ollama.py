@@ -25,7 +25,7 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]+")
 
 
 def is_ollama_name(name: object) -> bool:
-    """Whether this names a model of Ollama's."""
+    """Whether this names a model of Ollama."""
     return isinstance(name, str) and name.startswith(PREFIX)
 
 

@@ -1,15 +1,15 @@
 """Decides which GPUs a set of members gets, and how much memory each member gets there.
 
-It knows how large the models are (:mod:`.sizes`) and how large the GPUs are. It knows nothing of
-the engine's speed, and loads nothing.
+It compares the sizes of the models (:mod:`.sizes`) with those of the GPUs. It does not consider
+speed, and loads nothing.
 
 A member needs on each of its GPUs, beside its weights and its cache:
 
 - ``WORKING_BYTES`` inside its own share, for activations and CUDA graphs;
 - ``CONTEXT_BYTES`` outside of it, for the CUDA context.
 
-All members hold the same conversations. So what is left of a GPU is divided in such a way that
-every member there can hold equally many tokens. A member whose tokens are larger gets more.
+All members hold the same conversations. So the rest of a GPU is divided such that every member
+there can hold equally many tokens. A member whose tokens take more memory gets more.
 """
 
 from __future__ import annotations
@@ -48,18 +48,19 @@ GRAPH_BYTES = GIB // 2
 """CUDA graphs: vLLM's logs of models with 1B to 30B parameters show 0.3 to 0.5 GiB."""
 WORKING_BYTES = ACTIVATION_BYTES + GRAPH_BYTES
 CONTEXT_BYTES = GIB // 2
-"""The CUDA context of a process and the kernels that it loads. vLLM takes it before it counts."""
+"""The CUDA context of a process and the kernels that it loads. vLLM creates
+it before it measures the free memory."""
 USABLE = 0.92
 """All members together take at most this part of a GPU, which is vLLM's own default for one."""
 CACHE_SHARE = 0.3
 """The cache of a member in this process may take this part of the memory that is free after
 loading."""
 CPU_CACHE_BYTES = 2 * GIB
-"""The cache of a vLLM server that has no GPU, where the user chose no other size."""
+"""The cache of a vLLM server that has no GPU, unless the user chose another size."""
 ANSWER_S = 10.0
-"""``nvidia-smi`` has so long to answer; it may hang with a GPU that is lost."""
+"""How long ``nvidia-smi`` may take to answer. It may hang if a GPU is lost."""
 TRIES = 10_000
-"""At most so many ways to place a member are tried."""
+"""At most this many ways to place members are tried."""
 FIELDS = ("index", "uuid", "memory.total", "memory.free", "name")
 
 
@@ -111,7 +112,7 @@ class Placement:
 
 def gpus() -> list[Gpu]:
     """The GPUs of this machine that this process may use, by ``nvidia-smi`` and
-    ``$CUDA_VISIBLE_DEVICES``. None without NVIDIA's driver."""
+    ``$CUDA_VISIBLE_DEVICES``. Empty without NVIDIA's driver."""
     query = ["nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(
@@ -123,7 +124,7 @@ def gpus() -> list[Gpu]:
     known: dict[str, Gpu] = {}
     for row in csv.reader(answer.splitlines(), skipinitialspace=True):
         if len(row) != len(FIELDS) or not all(cell.isdigit() for cell in (row[0], *row[2:4])):
-            log.warning("nvidia-smi does not tell the memory of a GPU: %s", ", ".join(row))
+            log.warning("nvidia-smi does not report the memory of a GPU: %s", ", ".join(row))
             continue
         index, uuid, total, free, name = row
         known[uuid] = Gpu(int(index), int(total) << 20, int(free) << 20, name)
@@ -172,7 +173,7 @@ def described_gpus(text: str) -> list[Gpu]:
 
 @dataclass(frozen=True)
 class _Member:
-    """A member that is to be placed."""
+    """A member to place."""
 
     name: str
     size: Size
@@ -186,14 +187,14 @@ class _Member:
         return -(-self.size.weight_bytes // self.count)
 
     def least(self, gpu: Gpu) -> int:
-        """The least memory on this GPU with which the member is of use."""
+        """The least memory that makes the member useful on this GPU."""
         if self.memory is not None:
             return _chosen_bytes(self.memory, gpu)
         return self.weights() + WORKING_BYTES + self.size.cache_bytes(CONVERSATION, self.count)
 
     def works_with(self) -> int:
-        """The memory without which no engine starts: the weights, and room for one token. What a
-        small model needs to work may be less than ``WORKING_BYTES``, and the user may know it."""
+        """The memory without which no engine starts: the weights, and room for one token. A small
+        model may work with less than ``WORKING_BYTES``, and the user may know that."""
         return self.weights() + self.size.cache_bytes(1, self.count)
 
     def token_bytes(self) -> float:
@@ -232,7 +233,7 @@ def place(
     for given in (pinned, memory, tensor_parallel):
         for name in given:
             if name not in sizes:
-                error = UsageError(f"there is no member {name!r} to be placed")
+                error = UsageError(f"there is no member {name!r} to place")
                 raise advised(error, f"the members are {', '.join(sizes)}")
     by_index = {gpu.index: gpu for gpu in gpus}
     if not by_index:
@@ -436,7 +437,7 @@ def _chosen_bytes(memory: float, gpu: Gpu) -> int:
 
 
 def free_memory() -> int:
-    """The bytes of this machine's memory that programs can have."""
+    """The free memory of this machine, in bytes."""
     psutil = imported("psutil", "the plan of members in memory", "llamacpp")
     return int(psutil.virtual_memory().available)
 
@@ -447,7 +448,7 @@ def place_in_memory(
     """Place members in this machine's memory: their weights side by side, and for each cache
     ``CACHE_SHARE`` of what is left, as members in this process take it. A cache grows up to that.
 
-    ``caches``: the bytes of caches that have a size of their own.
+    ``caches``: the bytes of caches that have a fixed size.
 
     >>> place_in_memory({"a": Size("a.gguf", 2 * 10**9, 40_000)}, 8 * 10**9)[0].tokens
     45000
@@ -470,7 +471,7 @@ def place_in_memory(
 
 def _no_memory(sizes: Mapping[str, Size], needed: int, free_bytes: int) -> UsageError:
     error = UsageError(
-        f"there is no room in memory: the weights and the least caches need "
+        f"there is no room in memory: the weights and the smallest caches need "
         f"{_gb(needed)}, and {_gb(free_bytes)} is free; {_gb(needed - free_bytes)} is missing"
     )
     largest = max(sizes, key=lambda name: sizes[name].weight_bytes)

@@ -2,14 +2,14 @@
 keys and values of each token.
 
 It reads ``config.json`` and the headers of ``*.safetensors``, or the header of a ``.gguf`` file.
-For a hub id, the files in the hub's cache come first; what is missing is asked of the hub, which
-sends these headers alone. No weights are downloaded, and no engine is imported.
+For a hub id, it reads the files in the hub's cache, and asks the hub for what is missing, which
+sends only these headers. No weights are downloaded, and no engine is imported.
 
 Two libraries were considered and are not used: ``accelerate estimate-memory`` imports torch and the
 model's code and counts no caches; hf-mem reads only the hub and counts a sliding window as if the
 cache kept every token.
 
-Not counted here: what an engine needs besides weights and caches (see :mod:`.planning`).
+It does not count what an engine needs besides weights and caches (see :mod:`.planning`).
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Size:
     """On at most this many GPUs, each GPU keeps other keys and values; beyond, they are copied."""
 
     def cache_bytes(self, tokens: int, gpus: int = 1) -> int:
-        """The cache of one conversation of this length on each of so many GPUs."""
+        """The cache of one conversation of this length on each of this many GPUs."""
         whole = self.cache_bytes_per_token * tokens + self.cache_bytes_per_answer
         return _ceil(whole, min(gpus, self.cache_heads))
 
@@ -102,7 +102,7 @@ def size_of(
     ``quantization``: a way in which vLLM quantizes while it loads, such as ``"fp8"``.
     ``token``: for gated repositories; None: the token of ``hf auth login`` or of ``$HF_TOKEN``.
 
-    Raises :class:`.MemberError` if neither the files nor the hub say anything.
+    Raises :class:`.MemberError` if neither the files nor the hub describe the model.
     """
     if ollama.is_ollama_name(model):
         return _of_gguf(model, ollama.located(model))

@@ -195,8 +195,8 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
 
 
 class Complaints(threading.local):
-    """The last errors that llama.cpp has logged in this thread: models load side by side. If a call
-    returns nothing, they give the reason."""
+    """The last errors that llama.cpp has logged, apart for each thread, because models load side by
+    side. If a call returns nothing, they give the reason."""
 
     def __init__(self) -> None:
         self.lines: deque[str] = deque(maxlen=4)
@@ -260,7 +260,7 @@ def llamacpp() -> Any:
 
 def _layout(read_defaults: Any, params: type[Structure]) -> type[Structure]:
     """The layout of a struct in this build, by what the function returns as its defaults: the
-    newest, or the one without the added field. Neither may fit."""
+    newest, or the one without the added field. Raises if neither fits."""
     kinds = {name: kind for name, kind, *_ in params._fields_}
     without = {name: kind for name, kind in kinds.items() if name != ADDED[params]}
     for layout in (params, _struct(params.__name__, **without)):

@@ -44,8 +44,8 @@ CHUNK = 96
 """A long prompt is read in pieces of this many tokens, with other work between them."""
 NARROW, WIDE = 48, CHUNK
 """How many tokens are computed together. From 64 tokens on, attention rounds differently, and
-replies would depend on other questions. Where one token is rounded differently than several anyway
-(weights in blocks of 256), passes are wide: a prompt is read a tenth faster."""
+replies would depend on other questions. If one token is rounded differently from several anyway
+(weights in blocks of 256), passes are wide, and a prompt is read a tenth faster."""
 SLOW_SIZES = range(8, 11)
 """Two passes of half this size take less time than one (``_halves``)."""
 STEP = 256
@@ -59,7 +59,7 @@ TRIAL_ERROR = 0.15
 round differently."""
 
 STEADY = 0.001
-"""Logits are the same if they differ by at most this much of their spread. With weights in blocks
+"""Logits count as equal if they differ by at most this part of their spread. With weights in blocks
 of 256, they differ by several percent."""
 LONG_TRIAL_S = 0.05
 """The result of a trial that took longer than this is kept on disk."""
@@ -152,7 +152,7 @@ class LlamaCppCache(Cache):
         return TrialResult(self.cuts, self.token_bytes, self.strand_bytes, steady, halves)
 
     def _is_steady(self, ids: list[int]) -> bool:
-        """Whether tokens that are read one by one and at once give the same logits."""
+        """Whether tokens give the same logits when they are read one by one and together."""
         single, together = self.blank(), self.blank()
         try:
             rows = [self.read([Extension(single, [token], 1)])[0][-1] for token in ids]
@@ -343,7 +343,7 @@ class LlamaCppCache(Cache):
             if rows > SEQUENCES:
                 break
             size += 1
-        # Drafts must grow by a token all or none, so there must be room for both halves.
+        # Either all drafts grow by a token or none does, so both halves must have room.
         has_room = self._used + size <= self._cells
         return size // 2 if self._halves and size in SLOW_SIZES and has_room else size
 

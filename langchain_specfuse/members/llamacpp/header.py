@@ -13,8 +13,8 @@ Q6_K = 14
 
 
 def share_of(kind: int, path: Path) -> float:
-    """The part of the weights in this file that are of one of ggml's types. Of a model in several
-    files, its first one is read."""
+    """The part of the weights in this file that has this ggml type. Of a split model, only this
+    file is read."""
     counts: dict[int, int] = {}
     with path.open("rb") as file:
         _magic, _version, tensors, _values = struct.unpack("<4sIQQ", file.read(24))

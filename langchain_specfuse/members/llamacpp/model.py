@@ -33,8 +33,8 @@ from .trials import file_identity
 
 _IDS = count(1)
 UNPACKED = 0.15
-"""The least part of Q6_K weights for which a pass is split. In llama.cpp's usual mix for 4 bits
-(Q4_K_M) they are a fifth to a quarter."""
+"""A pass is split if more than this part of the weights is Q6_K. In llama.cpp's usual mix for 4
+bits (Q4_K_M), it is a fifth to a quarter."""
 
 
 @dataclass(frozen=True)
@@ -226,7 +226,7 @@ def _unreadable(path: Path, error: OSError) -> MemberError:
     near = get_close_matches(path.name, names, n=1)
     advice = "name an existing .gguf file"
     if hub.may_be_repository(str(path)):
-        advice += f"; for one on the hub put hf: before its name: {hub.PREFIX + str(path)!r}"
+        advice += f"; for a model on the hub, put hf: before its name: {hub.PREFIX + str(path)!r}"
     if near:
         advice = f"did you mean {str(path.with_name(near[0]))!r}?"
     return advised(MemberError(f"{path.absolute()} {problem}", kind="not_found"), advice)

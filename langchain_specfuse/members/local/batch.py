@@ -129,8 +129,8 @@ def _in_batches(cache: Cache, jobs: list[OpenJob], work: Work) -> dict[int, AnyR
 
 
 def _safely(cache: Cache, batch: list[OpenJob], work: Work) -> list[AnyReply]:
-    """Answer a batch. If it fails, try each half of it, down to single jobs, so that a job fails no
-    other.
+    """Answer a batch. If it fails, try each half of it, down to single jobs, so that one job
+    does not fail the others.
 
     What is cached of its queries may be wrong then, so it is dropped. If the device is out of
     memory, all caches are freed first.

@@ -69,7 +69,7 @@ class VLLM(Completions):
     def scorers(self) -> dict[str, Scorer]:
         known: dict[str, Scorer] = {"probes": self._by_probes, "echo": self.by_echo}
         if any(entry.get("parent") for entry in self.client.models()):
-            # With LoRA adapters, vLLM 0.32 for CPUs dies of the echoes of two prompts at once.
+            # With LoRA adapters, vLLM 0.32 for CPUs dies if two prompts are echoed at once.
             del known["echo"]
         return known
 

@@ -275,7 +275,7 @@ class ModelCache(Cache):
         return [logits[id(strand)] for strand, _, _ in extensions]
 
     def _rows(self, strands: Sequence[Strand]) -> Rows:
-        """These strands side by side. The steps of a draft find them so."""
+        """These strands side by side. Between the steps of a draft they stay so."""
         rows = strands[0].state
         if isinstance(rows, Rows) and all(strand.state is rows for strand in strands):
             rows.keep(strands)

@@ -1,9 +1,9 @@
 """Several texts as the rows of one cache of transformers, so that one pass reads all of them.
 
 Rows are padded on the left, as prompts are in a batch of ``generate``: the distances between tokens
-stay right, so the model's own masks do, even those of sliding windows. transformers' continuous
-batching was compared with this: its paged cache only drafts. It cannot score a given text, and it
-cannot be copied or cut back.
+stay right, and so do the model's own masks, even those of sliding windows. transformers' continuous
+batching was considered instead, but its paged cache can only draft: it cannot score a given text,
+and it cannot be copied or cut back.
 """
 
 from __future__ import annotations
