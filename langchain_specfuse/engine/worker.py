@@ -308,6 +308,7 @@ class Worker:
                 except BaseException as error:
                     # a failed batch must not end the thread that computes the others
                     self._fail(batch, error)
+                del batch  # its members may be unloaded, which frees nothing while it is kept
         finally:
             self._replace_ended_thread()
 

@@ -6,14 +6,17 @@ import gc
 import json
 import os
 import shutil
+import time
+import weakref
 from importlib.metadata import PackageNotFoundError
 from unittest.mock import Mock
 
 import pytest
 
-from langchain_specfuse import MemberError, UsageError
+from langchain_specfuse import MemberError, SpecFuseChatModel, UsageError
 from langchain_specfuse.core.values import DraftJob, Sampling
 from langchain_specfuse.demo import SMOLLM2, file_of
+from langchain_specfuse.engine.worker import IDLE_S
 from langchain_specfuse.members.llamacpp import cache, trials
 from langchain_specfuse.members.llamacpp.member import LlamaCppMember
 
@@ -173,6 +176,19 @@ def test_a_load_that_began_early_fails_like_any_other(tmp_path):
             member.probe()
         messages.append(str(error.value))
     assert len(set(messages)) == 1
+
+
+def test_unloaded_weights_are_freed_before_the_worker_has_other_work(file):
+    member = LlamaCppMember(file, n_gpu_layers=0)
+    llm = SpecFuseChatModel(members=[member], max_tokens=4)
+    llm.invoke("Hello")
+    weights = weakref.ref(member.cache.weights)
+    llm.unload()
+    deadline = time.monotonic() + IDLE_S / 2
+    while weights() is not None and time.monotonic() < deadline:
+        time.sleep(0.01)
+        gc.collect()
+    assert weights() is None
 
 
 @pytest.mark.parametrize("cells", [64, 512])
