@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import csv
 import logging
+import math
 import os
 import re
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
+from heapq import merge
 
 from ..errors import UsageError, advised, amount, imported
 from .sizes import CONVERSATION, Size, size_of
@@ -157,7 +158,7 @@ def described_gpus(text: str) -> list[Gpu]:
     """
     described: list[Gpu] = []
     for part in text.replace(" ", "").split("+"):
-        found = re.fullmatch(r"(?:(\d{1,3})[x*])?(\d+(?:\.\d+)?)(?:gb)?", part, re.IGNORECASE)
+        found = re.fullmatch(r"(?:(\d{1,3})[x*])?(\d{1,6}(?:\.\d+)?)(?:gb)?", part, re.IGNORECASE)
         count = int(found[1] or 1) if found else 0
         size = int(float(found[2]) * 10**9) if found else 0
         if not count or not size:
@@ -281,8 +282,8 @@ def _member(
             )
             raise advised(error, "leave one of the two out")
         count = len(pinned)
-    if memory is not None and memory <= 0:
-        error = UsageError(f"the memory of {name} must be above 0, got {memory}")
+    if memory is not None and not 0 < memory < math.inf:
+        error = UsageError(f"the memory of {name} must be above 0, and finite; got {memory}")
         raise advised(error, "bytes, or a part of the GPU such as 0.5")
     if count is not None and (count < 1 or (size.heads or count) % count):
         heads = size.heads or "an unknown number of"
@@ -340,14 +341,31 @@ def _places(
         if all(map(holds, member.pinned)):
             yield member.pinned
         return
-    free = sorted(filter(holds, gpus), key=lambda index: (-room[index], index))
-    tried: set[tuple[tuple[int, int], ...]] = set()
-    for group in combinations(free, member.count):
-        alike = tuple((room[index], gpus[index].total_bytes) for index in group)
-        # Parts are equal, and vLLM takes the same fraction of every GPU.
-        if alike not in tried and len({total for _, total in alike}) == 1:
-            tried.add(alike)
-            yield tuple(sorted(group))
+    # Parts are equal, and vLLM takes the same fraction of every GPU.
+    kinds: dict[int, dict[int, list[int]]] = {}
+    for index in sorted(filter(holds, gpus)):
+        of_this_size = kinds.setdefault(gpus[index].total_bytes, {})
+        of_this_size.setdefault(room[index], []).append(index)
+    groups = [
+        _groups([alike[left] for left in sorted(alike, reverse=True)], member.count)
+        for alike in kinds.values()
+    ]
+    for group in merge(*groups, key=lambda group: [(-room[index], index) for index in group]):
+        yield tuple(sorted(group))
+
+
+def _groups(alike: Sequence[Sequence[int]], count: int) -> Iterator[list[int]]:
+    """The groups of so many GPUs, where each item of ``alike`` lists GPUs of which it does not
+    matter which are taken. GPUs that come first are taken first."""
+    if count > sum(map(len, alike)):
+        return
+    if count == 0:
+        yield []
+        return
+    first, others = alike[0], alike[1:]
+    for taken in range(min(count, len(first)), -1, -1):
+        for group in _groups(others, count - taken):
+            yield [*first[:taken], *group]
 
 
 def _tokens(

@@ -25,9 +25,10 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from ..errors import MemberError, UsageError, advised, imported
+from ..errors import MemberError, SpecFuseError, UsageError, advised, imported
 from . import files as _files
 from . import hub, ollama
+from .threads import shown
 
 CONVERSATION = 4096
 """The length of the conversation, in tokens, for which a member must have room."""
@@ -48,6 +49,9 @@ BYTES = {
 }
 """Bytes of a number, by its name in a safetensors header or in torch."""
 HALF = 2
+MOST_HEADER_BYTES = 100_000_000
+"""No safetensors header is longer, by the format's definition."""
+MOST_LAYERS = 10_000
 QUANTIZED = {"fp8": 1.0, "ptpc_fp8": 1.0, "experts_int8": 1.0, "bitsandbytes": 0.5, "mxfp8": 1.0}
 """vLLM's ways to quantize plain weights while it loads them -> bytes per weight of a matrix. Other
 ways need a checkpoint that is quantized already, whose files have the right size."""
@@ -104,6 +108,18 @@ def size_of(
 
     Raises :class:`.MemberError` if neither the files nor the hub describe the model.
     """
+    try:
+        return _size_of(model, dtype, quantization, token)
+    except SpecFuseError:
+        raise
+    except Exception as error:  # files may hold anything where these numbers are expected
+        strange = MemberError(
+            f"the files of {model} do not describe a model as expected: {shown(error)}"
+        )
+        raise advised(strange, "download or copy them again") from error
+
+
+def _size_of(model: str, dtype: str | None, quantization: str | None, token: str | None) -> Size:
     if ollama.is_ollama_name(model):
         return _of_gguf(model, ollama.located(model))
     file = _files.gguf_on_disk(model)
@@ -225,6 +241,8 @@ def _shards(folder: Path) -> tuple[list[Path], int | None]:
         content = json.loads(index.read_text("utf-8"))
         names = sorted(set(content["weight_map"].values()))
         total = content.get("metadata", {}).get("total_size")
+        if any(Path(name).is_absolute() or ".." in Path(name).parts for name in names):
+            raise ValueError(f"{index.name} names files of other folders")
         return [folder / name for name in names], int(total) if total else None
     whole = folder / "model.safetensors"
     if whole.exists():
@@ -238,6 +256,8 @@ def _header(file: Path) -> list[_Tensor]:
     """The tensors of a safetensors file, from its header."""
     with file.open("rb") as opened:
         size = int.from_bytes(opened.read(8), "little")
+        if size > MOST_HEADER_BYTES:  # the pointer of Git LFS, for example
+            raise ValueError(f"{file.name} is no safetensors file, or was not fetched completely")
         header = json.loads(opened.read(size))
     header.pop("__metadata__", None)
     return [_tensor(name, about) for name, about in header.items()]
@@ -365,6 +385,7 @@ def _attention(config: Mapping[str, Any], width: int) -> dict[str, Any] | None:
     if not (layers and heads and hidden):
         recurrent = config.get("state_size") and layers
         return _recurrent(config, layers, width) if layers and recurrent else None
+    _refuse_many(layers)
     kinds = _kinds(config, layers)
     layer, key_heads = _layer_bytes(config, heads, hidden, width)
     per_token = per_answer = 0
@@ -405,6 +426,8 @@ def _kinds(config: Mapping[str, Any], layers: int) -> list[tuple[str, int | None
         window = None
     if not kinds:
         pattern = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern")
+        if isinstance(pattern, str):  # EXAONE writes "LLLG"
+            pattern = len(pattern)
         usual = "sliding_attention" if window else "full_attention"
         kinds = [
             "full_attention" if pattern and (layer + 1) % pattern == 0 else usual
@@ -520,6 +543,7 @@ def gguf_size(model: str, file_bytes: int, meta: Mapping[str, Any]) -> Size:
 
     size = Size(model, file_bytes, 0, _files.gguf_length(meta.get))
     layers, width = number("block_count"), number("embedding_length")
+    _refuse_many(layers)
     heads = of_layers("attention.head_count", [0] * layers)
     if not (layers and width):
         estimate = round(file_bytes * CACHE_PER_WEIGHT)
@@ -548,6 +572,11 @@ def gguf_size(model: str, file_bytes: int, meta: Mapping[str, Any]) -> Size:
         heads=max(heads) or None,
         cache_heads=max(1, *key_heads),
     )
+
+
+def _refuse_many(layers: int) -> None:
+    if layers > MOST_LAYERS:
+        raise ValueError(f"it has {layers} layers")
 
 
 def _number(config: Mapping[str, Any], names: Iterable[str]) -> int | None:

@@ -295,3 +295,23 @@ def test_one_gpu_is_described_by_its_gigabytes(text):
 def test_a_description_that_says_nothing_is_refused(text):
     with pytest.raises(UsageError, match="described by their gigabytes"):
         described_gpus(text)
+
+
+@pytest.mark.parametrize("machine", ["64x24", "32x24+32x25"])
+def test_many_gpus_are_no_reason_to_try_for_minutes(machine):
+    large = model(120, heads=64)
+    with pytest.raises(UsageError, match="no room for z"):
+        place({**dict.fromkeys("abc", large), "z": model(9000, heads=64)}, described_gpus(machine))
+
+
+def test_the_emptiest_gpu_is_taken_whatever_its_size():
+    sizes = {"a": model(60), "b": model(12)}
+    assert [at.gpus for at in place(sizes, described_gpus("24+80"))] == [(1,), (0,)]
+    sizes = {"a": model(40), "b": model(12)}
+    assert [at.gpus for at in place(sizes, described_gpus("24+80"))] == [(1,), (1,)]
+
+
+@pytest.mark.parametrize("memory", [float("inf"), float("nan"), 0, -1])
+def test_memory_is_a_finite_number(memory):
+    with pytest.raises(UsageError, match="above 0"):
+        place({"a": SMALL}, described_gpus("24"), memory={"a": memory})

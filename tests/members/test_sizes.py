@@ -299,3 +299,38 @@ def test_a_file_that_is_not_gguf_is_refused(tmp_path):
     (tmp_path / "a.gguf").write_bytes(b"GGML" + bytes(40))
     with pytest.raises(MemberError, match=r"a\.gguf"):
         size_of(str(tmp_path / "a.gguf"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("model.safetensors", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n"),
+        ("model.safetensors", b"\xff" * 16),
+        ("model.safetensors", (3).to_bytes(8, "little") + b"[1]"),
+        ("config.json", b"[]"),
+        ("config.json", b'{"num_hidden_layers": 2, "sliding_window": "x"}'),
+        ("config.json", b"[" * 100_000),
+        ("tokenizer_config.json", b'{"model_max_length": 1e999}'),
+        ("model.safetensors.index.json", b'{"weight_map": {"a": "../../elsewhere.safetensors"}}'),
+        ("model.safetensors.index.json", b'{"weight_map": {"a": "/dev/zero"}}'),
+        ("model.safetensors.index.json", b"[1]"),
+    ],
+)
+def test_files_that_are_damaged_or_hostile_are_an_error_that_names_the_folder(
+    name, content, folder_of
+):
+    folder = folder_of("llama")
+    if name == "config.json" and content.startswith(b"{"):
+        changed(folder, **json.loads(content), layer_types=None)
+    else:
+        (folder / name).write_bytes(content)
+    with pytest.raises(MemberError, match=folder.name) as caught:
+        size_of(str(folder))
+    assert caught.value.__notes__
+
+
+def test_a_number_of_layers_that_no_model_has_is_refused_at_once(folder_of):
+    folder = folder_of("llama")
+    changed(folder, num_hidden_layers=10**9, layer_types=None)
+    with pytest.raises(MemberError, match="1000000000 layers"):
+        size_of(str(folder))
