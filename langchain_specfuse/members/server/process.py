@@ -12,6 +12,7 @@ import atexit
 import http.client
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -30,6 +31,9 @@ HEALTH_S = 2.0
 """A time limit for one question whether the server is ready."""
 TAIL_BYTES = 1 << 16
 """How much of a log's end is read."""
+LINE_CHARS = 2000
+"""Longer lines of a log are cut."""
+_COLOURS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 
 _RUNNING: set[ServerProcess] = set()
 """Servers that have not ended, or that nobody has waited for."""
@@ -43,26 +47,29 @@ class ServerProcess:
     ) -> None:
         """Start the command with this environment. ``name`` is a part of the log's name."""
         self.port = port
-        plain = re.sub(r"[^\w.-]+", "-", name)
-        file, path = tempfile.mkstemp(prefix=f"specfuse-{plain}-", suffix=".log")
-        os.close(file)
-        self.log = Path(path)
+        plain = re.sub(r"[^\w.-]+", "-", name)[:80]
+        # A folder that only this user can open: another user cannot put a link beside the log.
+        self.log = Path(tempfile.mkdtemp(prefix=f"specfuse-{plain}-"), "log.txt")
+        self.log.touch()
         self._owner = os.getpid()
-        own = [sys.executable, "-I", "-S", supervisor.__file__, str(self._owner), path]
-        self._supervisor = subprocess.Popen(
-            [*own, *command],
-            env=dict(environment),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C in a terminal reaches this process only
-        )
+        self._is_closed = False
+        own = [sys.executable, "-I", "-S", supervisor.__file__, str(self._owner), str(self.log)]
+        try:
+            self._supervisor = subprocess.Popen(
+                [*own, *command],
+                env=dict(environment),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C in a terminal reaches this process only
+            )
+        except BaseException:
+            self._remove_log()
+            raise
         assert self._supervisor.stdout is not None
         with self._supervisor.stdout as output:
             group = output.readline()
         self._group = int(group) if group.strip() else None
-        for ended in [process for process in _RUNNING if not process.is_alive]:
-            _RUNNING.discard(ended)
         _RUNNING.add(self)
 
     @property
@@ -81,7 +88,7 @@ class ServerProcess:
             connection.close()
 
     def log_lines(self) -> list[str]:
-        """The last lines of the server's output."""
+        """The last lines of the server's output, without what would control a terminal."""
         try:
             with self.log.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
@@ -89,11 +96,13 @@ class ServerProcess:
                 text = file.read().decode(errors="replace")
         except FileNotFoundError:  # it was stopped
             return []
-        return [line.rstrip() for line in text.splitlines() if line.strip()]
+        lines = (_COLOURS.sub("", line)[:LINE_CHARS].rstrip() for line in text.splitlines())
+        return ["".join(filter(str.isprintable, line)) for line in lines if line]
 
     def close(self) -> None:
         """Let the supervisor end the server, and do not wait for it."""
         if os.getpid() == self._owner and self._supervisor.stdin is not None:
+            self._is_closed = True
             with suppress(OSError):
                 self._supervisor.stdin.close()
 
@@ -116,8 +125,10 @@ class ServerProcess:
         """End the server and remove its log."""
         if os.getpid() == self._owner:
             self.end()
-            for path in (self.log, Path(f"{self.log}.1")):
-                path.unlink(missing_ok=True)
+            self._remove_log()
+
+    def _remove_log(self) -> None:
+        shutil.rmtree(self.log.parent, ignore_errors=True)
 
 
 def free_port() -> int:
@@ -126,6 +137,13 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind((HOST, 0))
         return int(listener.getsockname()[1])
+
+
+def wait_for_ends() -> None:
+    """Wait for the servers that are being ended: until then, they keep their memory."""
+    for process in list(_RUNNING):
+        if process._is_closed:
+            process.end()
 
 
 @atexit.register

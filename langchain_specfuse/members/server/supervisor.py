@@ -73,7 +73,7 @@ def _is_orphan(parent: int) -> bool:
 
 def _terminate(server: subprocess.Popen[str]) -> None:
     """End the command and all that it has started."""
-    with suppress(ProcessLookupError):
+    with suppress(ProcessLookupError, PermissionError):
         os.killpg(server.pid, signal.SIGTERM)
     deadline = time.monotonic() + TERMINATE_S
     while server.poll() is None and time.monotonic() < deadline:

@@ -21,9 +21,9 @@ from pydantic import Field
 from ...core.member import Probe
 from ...core.values import Failure
 from ...errors import MemberError, UsageError, advised
-from ...secret_values import is_secret, masked
+from ...secret_values import found_in, is_secret, masked
 from ..arguments import checked
-from ..threads import each
+from ..threads import each, shown
 from . import vllm_server
 from .http import Address
 from .member import ServerMember
@@ -44,6 +44,10 @@ _RESERVED = {
     "port": "a free one is taken",
     "lora_modules": "adapters are named by adapter=, a member each",
     "tensor_parallel_size": "pass tensor_parallel=",
+    "gpu_memory_utilization": "pass memory=, which the plan of all members knows",
+    "uds": "the server listens at a port of this machine",
+    "ssl_keyfile": "it listens on this machine only, without TLS",
+    "ssl_certfile": "it listens on this machine only, without TLS",
 }
 """Flags that the member sets itself, and what to do instead."""
 
@@ -96,7 +100,12 @@ class VllmMember(ServerMember):
         python: str | os.PathLike[str] | None = None,
         gpu: Annotated[int, Field(ge=0)] | Sequence[int] | None = None,
         memory: Annotated[
-            float, Field(gt=0, description="in bytes or, up to 1, a part of the GPU's memory")
+            float,
+            Field(
+                gt=0,
+                allow_inf_nan=False,
+                description="in bytes or, up to 1, a part of the GPU's memory",
+            ),
         ]
         | None = None,
         tensor_parallel: Annotated[int, Field(ge=1)] | None = None,
@@ -154,7 +163,8 @@ class VllmMember(ServerMember):
 
     @property
     def last_sign(self) -> float:
-        if self._server is not None and self._server.is_starting:
+        server = self._server
+        if server is not None and server.is_starting:
             return time.monotonic()  # its process is watched
         return super().last_sign
 
@@ -213,8 +223,9 @@ class VllmMember(ServerMember):
         if self._server is None:
             server = vllm_server.acquire(self._source, self._number, self.adapter)
             self._server = server
-            # Finalizers run in any thread, perhaps in an event loop's, so this one does not wait.
-            self._on_deletion = weakref.finalize(self, server.release, self._number, wait=False)
+            later = vllm_server.release_later
+            self._on_deletion = weakref.finalize(self, later, server, self._number)
+            self._on_deletion.atexit = False  # all servers are stopped then
         return self._server
 
     def _address(self) -> Address:
@@ -224,7 +235,13 @@ class VllmMember(ServerMember):
         except MemberError as error:  # members of one server share it
             own = copy(error)
             own.member = self.name
+            own.__notes__ = list(getattr(error, "__notes__", ()))
             raise own from error.__cause__
+        except UsageError:
+            raise
+        except Exception as error:  # the system may refuse a process or a file
+            failed = MemberError(f"vLLM cannot be started: {shown(error)}", member=self.name)
+            raise advised(failed, "see the cause, then ask again") from error
         return replace(address, timeout_s=self.address.timeout_s)
 
     def _choose_tokenizer(self) -> None:
@@ -256,6 +273,9 @@ def _as_json(arguments: Mapping[str, Any]) -> str:
         if is_secret(name):
             error = UsageError(f"engine_args holds {name!r}, but arguments of processes are public")
             raise advised(error, "put it into an environment variable, such as HF_TOKEN")
+    if any(found_in(plain)):
+        error = UsageError("engine_args holds a secret, but arguments of processes are public")
+        raise advised(error, "put it into a file or an environment variable that vLLM reads")
     try:
         return json.dumps(plain, sort_keys=True)
     except TypeError as error:

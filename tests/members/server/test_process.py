@@ -141,10 +141,20 @@ def test_output_is_kept_up_to_a_limit_with_its_end() -> None:
     logs = list(process.log.parent.glob(f"{process.log.name}*"))
     assert len(logs) == 2
     assert sum(log.stat().st_size for log in logs) <= 2 * supervisor.LOG_BYTES
+    assert process.log.parent.stat().st_mode & 0o077 == 0  # others can read none of them
     *_, last, _ = process.log_lines()  # before the line about the end
     assert int(last) == supervisor.LOG_BYTES // 10 - 1
     process.stop()
     assert not any(log.exists() for log in logs)
+
+
+def test_the_end_of_a_log_is_plain_and_short() -> None:
+    script = "print('\x1b[31mred\x1b[0m', 'a' + chr(7) + 'b'); print('a.' * 30_000)"
+    process = ServerProcess("x" * 300, free_port(), [sys.executable, "-c", script], os.environ)
+    until(lambda: not process.is_alive)
+    red, long, _ = process.log_lines()
+    assert red == "red ab" and len(long) < 3000
+    process.stop()
 
 
 # --- however the parent ends ----------------------------------------------------------------------

@@ -10,14 +10,17 @@ import logging
 import operator
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from langchain_specfuse import Method, SpecFuseChatModel, VllmMember, unload
@@ -109,7 +112,7 @@ def test_members_by_name_answer_together_on_one_server_per_model(
     assert set(about["members"]) == {"tiny", "law", "other"}
     assert len(starts()) == 2
     shared = next(start for start in starts() if start["model"] == folder)
-    assert shared["lora_modules"] == [{"name": str(adapter), "path": str(adapter)}]
+    assert shared["enable_lora"] and shared["max_loras"] == "1"
     assert shared["max_lora_rank"] == "8"  # the adapter's is 4, and vLLM takes no less
     assert shared["host"] == "127.0.0.1"
     keys = {start["environment"]["VLLM_API_KEY"] for start in starts()}
@@ -138,12 +141,19 @@ def test_the_server_ends_with_the_last_of_its_members(folder: str, starts: Start
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # its connections are not closed
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_member_that_nobody_holds_does_not_keep_its_server(folder: str, starts: Starts) -> None:
+def test_a_member_that_nobody_holds_leaves_no_server_no_log_and_no_zombie(
+    folder: str, starts: Starts, caplog: pytest.LogCaptureFixture
+) -> None:
     member = VllmMember(folder)
-    member.probe()
+    with caplog.at_level(logging.INFO, "langchain_specfuse"):
+        member.probe()
+    (found,) = filter(None, (re.search("its log is (.+)", text) for text in caplog.messages))
+    assert Path(found[1]).exists()
+    (supervisor,) = [child for child in psutil.Process().children() if found[1] in child.cmdline()]
     del member
     gc.collect()
-    until(lambda: are_gone(starts()[0]["pids"]))
+    until(lambda: are_gone(starts()[0]["pids"]) and not psutil.pid_exists(supervisor.pid))
+    until(lambda: not Path(found[1]).parent.exists())
 
 
 def test_an_adapter_that_comes_later_is_loaded_by_the_running_server(
@@ -164,6 +174,55 @@ def test_an_adapter_that_comes_later_is_loaded_by_the_running_server(
         absent.probe()
     for member in (*members, absent):
         member.unload()
+
+
+def test_an_adapter_that_cannot_be_loaded_harms_no_other_member(
+    folder: str, tmp_path: Path, starts: Starts
+) -> None:
+    base, broken = VllmMember(folder), VllmMember(folder, adapter=tmp_path / "absent")
+    broken.start_loading()
+    assert isinstance(tiny.reply_of(base, job()), Draft)
+    with pytest.raises(MemberError, match="cannot load the adapter"):
+        broken.probe()
+    assert isinstance(tiny.reply_of(base, job("r")), Draft)
+    assert len(starts()) == 1
+    base.unload()
+    broken.unload()
+
+
+def test_an_adapter_with_a_damaged_config_does_not_keep_the_base_from_starting(
+    folder: str, tmp_path: Path, starts: Starts
+) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"r": "many"}')
+    base, broken = VllmMember(folder), VllmMember(folder, adapter=tmp_path)
+    broken.start_loading()
+    base.probe()
+    assert starts()[0]["max_lora_rank"] == "64"
+    base.unload()
+    broken.unload()
+
+
+def test_a_model_that_does_not_exist_harms_no_member_that_starts_with_it(
+    folder: str, starts: Starts
+) -> None:
+    good, absent = VllmMember(folder), VllmMember("./nowhere")
+    absent.start_loading()
+    assert isinstance(tiny.reply_of(good, job()), Draft)
+    with pytest.raises(MemberError, match="nowhere"):
+        absent.probe()
+    good.unload()
+    absent.unload()
+
+
+def test_modules_in_the_working_directory_are_not_imported(
+    folder: str, starts: Starts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("argparse.py", "json.py"):
+        (tmp_path / name).write_text("raise SystemExit('imported from the working directory')")
+    monkeypatch.chdir(tmp_path)
+    member = VllmMember(folder)
+    member.probe()
+    member.unload()
 
 
 # --- deaths ---------------------------------------------------------------------------------------
@@ -249,6 +308,21 @@ def test_the_log_of_a_server_that_does_not_start_is_explained(
     member.unload()
 
 
+def test_a_token_in_the_log_of_a_server_is_not_shown(
+    folder: str, starts: Starts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = "hf_canaryCanary123"
+    monkeypatch.setenv("HF_TOKEN", token)
+    (tmp_path / "log").write_text(f"ValueError: \x1b[31mno model for {token}\x1b[0m\n")
+    monkeypatch.setenv("FAKE_VLLM_LOG", str(tmp_path / "log"))
+    member = VllmMember(folder)
+    with pytest.raises(MemberError, match="no model for") as caught:
+        member.probe()
+    shown = "\n".join([str(caught.value), *caught.value.__notes__])
+    assert token not in shown and "\x1b" not in shown
+    member.unload()
+
+
 def test_a_flag_that_vllm_does_not_know_is_an_error_of_the_caller(
     folder: str, starts: Starts
 ) -> None:
@@ -285,8 +359,9 @@ def test_an_environment_without_vllm_is_an_error_that_says_what_to_install(
         with pytest.raises(UsageError, match="there is no vLLM in") as caught:
             VllmMember(folder, python=python).probe()
         assert "pip install vllm" in caught.value.__notes__[0]
-    with pytest.raises(UsageError, match="/nowhere/python"):
-        VllmMember(folder, python="/nowhere/python").probe()
+    for python in ("/nowhere/python", "/bin/true", "/bin/echo", "/bin/false"):
+        with pytest.raises(UsageError, match=f"'{python}' is no Python that runs"):
+            VllmMember(folder, python=python).probe()
 
 
 # --- where it runs --------------------------------------------------------------------------------
@@ -298,7 +373,8 @@ def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "bin" / "nvidia-smi"
     program.parent.mkdir()
     lines = ["0, GPU-a, 24576, 24000, Big", "1, GPU-b, 16384, 16000, Small"]
-    program.write_text("#!/bin/sh\n" + "\n".join(f'echo "{line}"' for line in lines) + "\n")
+    asked = f"date +%s.%N >> {tmp_path}/asked\n"
+    program.write_text("#!/bin/sh\n" + asked + "\n".join(f'echo "{line}"' for line in lines) + "\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
 
@@ -341,6 +417,33 @@ def test_no_room_in_memory_is_an_error_before_anything_starts(folder: str, start
     member.unload()
 
 
+def test_a_later_plan_waits_for_the_servers_of_an_earlier_one(
+    folder: str,
+    starts: Starts,
+    two_gpus: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FAKE_VLLM_LOADS_S", str(LOADS_S))
+    first = VllmMember(folder, gpu=0, memory=0.5)
+    later = VllmMember(folder, gpu=1, memory=0.5)
+    thread = threading.Thread(target=first.probe)
+    thread.start()
+    until(lambda: len(starts()) == 1)
+    later.probe()
+    thread.join()
+    _, asked = map(float, (tmp_path / "asked").read_text().split())
+    assert asked >= starts()[0]["began"] + LOADS_S
+    first.unload()
+    later.unload()
+
+
+def test_a_gpu_that_does_not_exist_is_an_error(folder: str, starts: Starts) -> None:
+    with pytest.raises(UsageError, match="there is no GPU"):
+        VllmMember(folder, gpu=0).probe()
+    assert len(starts()) == 0
+
+
 def test_no_room_on_the_gpus_is_an_error_before_anything_starts(
     folder: str, starts: Starts, two_gpus: None
 ) -> None:
@@ -359,7 +462,12 @@ def test_no_room_on_the_gpus_is_an_error_before_anything_starts(
     [
         ({"engine_args": {"port": 8000}}, "'port', which the member sets itself"),
         ({"engine_args": {"--hf-token": "hf_x"}}, "arguments of processes are public"),
+        ({"engine_args": {"hf_overrides": {"api_key": "x1y2z3"}}}, "holds a secret"),
+        ({"engine_args": {"otlp_traces_endpoint": "http://me:pass@host"}}, "holds a secret"),
+        ({"engine_args": {"uds": "/tmp/socket"}}, "'uds', which the member sets itself"),
+        ({"engine_args": {"gpu-memory-utilization": 0.5}}, "which the member sets itself"),
         ({"engine_args": {"seed": object()}}, "plain values"),
+        ({"memory": float("inf")}, "memory"),
         ({"memory": 0}, "above 0"),
         ({"gpu": -1}, "at least 0"),
         ({"tensor_parallel": 0}, "at least 1"),

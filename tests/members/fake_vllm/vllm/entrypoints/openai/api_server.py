@@ -8,7 +8,8 @@ Variables tell it what to do:
 - ``FAKE_VLLM_RECORD``: a file to which it appends what it was started with, as a line of JSON.
 - ``FAKE_VLLM_LOG``: a file with the log of a real vLLM that failed to start. It prints the file and
   ends.
-- ``FAKE_VLLM_TAKEN``: a file that does not exist. The first start finds its port taken.
+- ``FAKE_VLLM_TAKEN``: a file that does not exist. The first start finds its port taken by a program
+  that answers everything with 200.
 """
 
 import argparse
@@ -18,6 +19,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -44,9 +46,10 @@ def main() -> None:
         sys.exit(1)
     if (path := os.environ.get("FAKE_VLLM_TAKEN")) and not os.path.exists(path):
         Path(path).touch()
-        other = socket.create_server((arguments.host, arguments.port))
+        other = ThreadingHTTPServer((arguments.host, arguments.port), Stranger)
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        time.sleep(1.0)
         socket.create_server((arguments.host, arguments.port))
-        other.close()
     serve(arguments)
 
 
@@ -78,6 +81,19 @@ def asked(backend: int, method: str, path: str, body: str | bytes | None) -> tup
     found = response.status, response.read()
     connection.close()
     return found
+
+
+class Stranger(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    do_POST = do_GET
+
+    def log_message(self, *_: object) -> None:
+        pass
 
 
 def relay(backend: int) -> type[BaseHTTPRequestHandler]:
