@@ -551,7 +551,7 @@ def _check_memory(servers: Mapping[VllmServer, planning.Size | None]) -> None:
     caches = {name: _cache_bytes(names[name].source) for name in known}
     try:
         free = planning.free_memory()
-    except ImportError:  # psutil is no requirement of servers
+    except UsageError:  # psutil is no requirement of servers
         return
     for at in planning.place_in_memory(known, free, caches=caches):
         log.info(

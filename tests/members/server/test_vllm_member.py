@@ -409,6 +409,14 @@ def test_members_share_gpus_as_planned_and_start_one_after_another_on_each(
     assert min(abs(c["began"] - a["began"]), abs(c["began"] - b["began"])) < LOADS_S
 
 
+def test_psutil_is_not_needed(folder: str, starts: Starts, monkeypatch: pytest.MonkeyPatch) -> None:
+    member = VllmMember(folder)
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "psutil", None)
+        member.probe()
+    member.unload()
+
+
 def test_no_room_in_memory_is_an_error_before_anything_starts(folder: str, starts: Starts) -> None:
     member = VllmMember(folder, memory=1e15)
     with pytest.raises(UsageError, match="no room in memory"):
