@@ -275,13 +275,12 @@ class OpenJob:
     """At most about this many tokens must be cached for it."""
     prompts: Prompts = field(init=False)
     """The member's prompts, kept here in case the member is unloaded meanwhile."""
+    key: SequenceKey = field(init=False)
+    """The query's name in the cache."""
 
     def __post_init__(self) -> None:
         self.prompts = self.member.prompts
-
-    @property
-    def key(self) -> SequenceKey:
-        return self.member.key(self.job.query.id)
+        self.key = self.member.key(self.job.query.id)
 
     @property
     def state(self) -> QueryState:

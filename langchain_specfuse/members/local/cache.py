@@ -1,4 +1,5 @@
-"""The cache of everything that was read with one adapter of one model: a batch group.
+"""The cache of everything that was read with one model: a batch group. In llama.cpp, each adapter
+of the model has a cache of its own.
 
 A query has a *trunk*, the strand of its prompt and agreed answer, and *branches*, one strand for
 each draft that was scored. The branch that is agreed becomes the trunk, so nothing is read twice.
@@ -51,7 +52,7 @@ _LOCK = threading.Lock()
 
 
 class Cache(ABC):
-    """The strands of all queries of members with the same weights and adapter.
+    """The strands of all queries of members with the same weights.
 
     Members with the same cache share batches. There are three ways to read: ``prefill`` (the text
     so far), ``decode`` (one more token of a draft) and ``read_branches`` (several continuations, to
@@ -105,8 +106,8 @@ class Cache(ABC):
     def leave(self, member: LocalMember) -> None:
         """Note that a member was unloaded. Prefixes stay while another member can use them."""
         self.members.discard(member)
-        if not self.members:
-            self.drop_prefixes()
+        adapters = {other.loaded_adapter for other in self.members}
+        self._release_all(self.prefixes.retain(adapters))
 
     # --- what an engine implements ----------------------------------------------------------------
 
@@ -171,7 +172,7 @@ class Cache(ABC):
         waiting: list[Text] = []
         for key, ids in texts:
             # A new text that begins like one that is waiting is copied from that one.
-            if key in new and self._begins_like_one(ids, waiting):
+            if key in new and self._begins_like_one(key, ids, waiting):
                 self._read_missing(waiting, drafting)
                 waiting = []
             self._prepare_trunk(key, ids, keys)
@@ -182,14 +183,27 @@ class Cache(ABC):
             if key in new:
                 trunk.keep_end(len(ids))
             if drafting and not self.cuts:
-                draft = self.blank(keys)
+                draft = self._blank_for(key, keys)
                 self.copy(trunk, draft, len(ids))
                 self.branches[key] = [draft]
         return [self.trunks[key].logits[len(ids)] for key, ids in texts]
 
-    def _begins_like_one(self, ids: list[int], texts: Sequence[Text]) -> bool:
+    def _begins_like_one(self, key: SequenceKey, ids: list[int], texts: Sequence[Text]) -> bool:
         shortest = self.prefixes.shortest
-        return any(common_prefix(ids, other) >= shortest for _, other in texts)
+        return any(
+            other.adapter is key.adapter and common_prefix(ids, other_ids) >= shortest
+            for other, other_ids in texts
+        )
+
+    def _blank_for(self, key: SequenceKey, keys: Collection[SequenceKey]) -> Strand:
+        strand = self.blank(keys)
+        strand.adapter = key.adapter
+        return strand
+
+    def _others(self, key: SequenceKey) -> list[Strand]:
+        """Strands with which a new query may begin."""
+        strands = [*self.prefixes.kept, *self.trunks.values()]
+        return [strand for strand in strands if strand.adapter is key.adapter]
 
     def _prepare_trunk(
         self, key: SequenceKey, ids: list[int], keys: Collection[SequenceKey]
@@ -197,7 +211,7 @@ class Cache(ABC):
         """The trunk of a query, with as many of these tokens as are cached anywhere."""
         trunk = self.trunks.pop(key, None)
         if trunk is None:
-            trunk = self._new_trunk(ids, keys)
+            trunk = self._new_trunk(key, ids, keys)
         strands = [trunk, *self.branches.get(key, [])]
         best = max(strands, key=lambda strand: self._usable(strand, ids))
         self.free_branches(key, spared=best)
@@ -207,14 +221,14 @@ class Cache(ABC):
         self.trunks[key] = best
         return best
 
-    def _new_trunk(self, ids: list[int], keys: Collection[SequenceKey]) -> Strand:
+    def _new_trunk(self, key: SequenceKey, ids: list[int], keys: Collection[SequenceKey]) -> Strand:
         """A strand for a new query. It begins with what an older query has read of these tokens."""
         if not self.prefixes.limit:
-            return self.blank(keys)
-        old, shared = closest([*self.prefixes.kept, *self.trunks.values()], ids)
+            return self._blank_for(key, keys)
+        old, shared = closest(self._others(key), ids)
         if old is not None:
             self.prefixes.touch(old)
-        trunk = self.blank(keys)
+        trunk = self._blank_for(key, keys)
         # ``old`` is empty if it was freed for the new strand.
         if old is not None and self.prefixes.shortest <= shared <= len(old.ids):
             self.copy(old, trunk, shared)
@@ -281,7 +295,7 @@ class Cache(ABC):
             first = trunk.logits[start] if start == len(group.ids) else None
             if first is None:
                 start -= 1  # the token before the first new one is read once more
-            strand = self.blank(keys)
+            strand = self._blank_for(group.key, keys)
             self.branches.setdefault(group.key, []).append(strand)
             self.copy(trunk, strand, start)
             before.append(first)
@@ -304,8 +318,7 @@ class Cache(ABC):
         if key in self.trunks:
             strands = [self.trunks[key], *self.branches.get(key, [])]
             return len(ids) - max(self._usable(strand, ids) for strand in strands)
-        others = [*self.prefixes.kept, *self.trunks.values()]
-        shared = max((self._usable(strand, ids) for strand in others), default=0)
+        shared = max((self._usable(strand, ids) for strand in self._others(key)), default=0)
         return len(ids) - (shared if shared >= self.prefixes.shortest else 0)
 
     def prefill_chunk(self, key: SequenceKey, ids: list[int]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
 from ..planning import CACHE_SHARE
@@ -26,6 +26,8 @@ class Weights(ABC):
     device: str
     vocabulary_size: int
     """There are logits for this many tokens: often for more than the tokenizer knows."""
+    mixes_adapters: ClassVar[bool] = False
+    """Whether one cache can hold what different adapters read."""
     id: str | None = None
     """Distinguishes models that were given in memory and have no name."""
 
@@ -33,21 +35,23 @@ class Weights(ABC):
         self._caches: WeakValueDictionary[Any, Cache] = WeakValueDictionary()
         self._lock = threading.Lock()
 
-    def cache(self, adapter: str | None, prefix_cache: bool | int, member: str) -> Cache:
-        """The one cache for this adapter and this setting. ``member``: for errors.
+    def cache(
+        self, adapter: str | None, prefix_cache: bool | int, member: str
+    ) -> tuple[Cache, Any]:
+        """The one cache for this adapter and this setting, and the adapter. ``member``: for errors.
 
         This is where a cache gets its budget: a share of the memory that is free now.
         """
         with self._lock:
             loaded = self.adapter(adapter, member) if adapter else None
             # The type counts: prefix_cache=1 is one byte, and True is the usual share.
-            key = (loaded, repr(prefix_cache))
+            key = (None if self.mixes_adapters else loaded, repr(prefix_cache))
             cache = self._caches.get(key)
             if cache is None:
                 cache = self._caches[key] = self.new_cache(loaded, member)
                 budget = int(CACHE_SHARE * self.free_bytes())
                 cache.set_budget(budget, prefix_bytes(budget, prefix_cache))
-            return cache
+            return cache, loaded
 
     @abstractmethod
     def at_work(self) -> AbstractContextManager[None]:
