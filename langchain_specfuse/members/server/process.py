@@ -2,8 +2,8 @@
 
 A small program, :mod:`.supervisor`, runs the server and holds a pipe to this process. When the pipe
 closes, it ends the server and everything that the server has started, so no end of this process
-leaves a server behind. Nothing else could promise that: ``atexit`` does not run after ``kill -9``,
-and Linux's death signal comes as soon as the *thread* ends that started the process.
+leaves a server behind. Nothing else guarantees that: ``atexit`` does not run after ``kill -9``, and
+Linux sends its death signal as soon as the *thread* that started the process ends.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HOST = "127.0.0.1"
 STOP_S = supervisor.TERMINATE_S + 2.0
 """How long the supervisor may take to end a server."""
 HEALTH_S = 2.0
-"""A time limit for one question whether the server is ready."""
+"""How long the server may take to say whether it is ready."""
 TAIL_BYTES = 1 << 16
 """How much of a log's end is read."""
 LINE_CHARS = 2000

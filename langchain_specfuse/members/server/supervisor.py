@@ -1,4 +1,4 @@
-"""A program that runs a model server and ends it when the process that wanted it ends.
+"""A program that runs a model server, and ends it when the process that started the program ends.
 
     python supervisor.py PARENT LOG COMMAND ...
 

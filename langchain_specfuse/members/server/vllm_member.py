@@ -82,12 +82,12 @@ class VllmMember(ServerMember):
         Compute each answer exactly as it would be computed alone. vLLM supports that on some GPUs,
         and is slower then.
     ``tokenizer``
-        As that of :class:`.ServerMember`. Without it, the model's own runs in this process if
-        transformers is installed.
+        The same as for :class:`.ServerMember`. Without it, the model's own tokenizer runs in this
+        process if transformers is installed.
 
-    The others are as those of :class:`.ServerMember`. The server gets a random key, listens on this
-    machine only, and ends with this process, however that ends. If it dies, the next job starts it
-    again, once in ten minutes.
+    The other arguments are those of :class:`.ServerMember`. The server gets a random key,
+    listens on this machine only, and ends with this process, however that ends. If it dies, the
+    next job starts it again, at most once in ten minutes.
     """
 
     @checked()

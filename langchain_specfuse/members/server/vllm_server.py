@@ -1,11 +1,12 @@
 """The vLLM servers that this process has started: which there are, where they run, who uses them.
 
-Members with the same source share a server, also if they differ in their LoRA adapters. Servers
+Members with the same source share a server, even if they differ in their LoRA adapters. Servers
 that are wanted at the same time are planned together, before the first of them starts. Servers on
 one GPU start one after another, because vLLM measures the free memory while it starts; those on
 different GPUs start side by side.
 
-How vLLM is asked is no subject of this file: a :class:`.VllmMember` is a :class:`.ServerMember`.
+Requests for drafts and scores are not made here: a :class:`.VllmMember` is a
+:class:`.ServerMember`.
 """
 
 from __future__ import annotations
@@ -780,7 +781,7 @@ CAUSES = (
         "this vLLM finds no GPU; without one, install vLLM's build for CPUs",
     ),
 )
-"""The first that fits counts."""
+"""The first one that matches is taken."""
 
 _ERROR = re.compile(
     r"\b((?:\w+\.)*\w*(?:Error|Exception)\b.*?: .+|error: .+|the server ended with SIG\w+)"
