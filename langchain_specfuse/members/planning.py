@@ -289,6 +289,11 @@ def _member(
         heads = size.heads or "an unknown number of"
         error = UsageError(f"{name} has {heads} heads, which {amount(count, 'GPU')} cannot share")
         raise advised(error, "choose a divisor")
+    if count is not None and count > len(gpus):
+        error = UsageError(
+            f"{name} needs {amount(count, 'GPU')} (tensor_parallel), but there are {len(gpus)}"
+        )
+        raise advised(error, "choose fewer, or a machine with more GPUs")
     member = _Member(name, size, count or 1, pinned, memory)
     return member if count is not None else _smallest(member, gpus)
 
@@ -542,7 +547,7 @@ def _refusal(
     quantized = member.weights() // 4 + needed - member.weights()
     if member.memory is None and member.size.weight_bytes and quantized <= left[best]:
         advised(error, f"choose {member.name} in 4 bits (AWQ, GPTQ): it needs {_gb(quantized)}")
-    if len(gpus) > member.count and member.pinned is None and member.memory is None:
+    if others and len(gpus) > member.count and member.pinned is None and member.memory is None:
         advised(error, f"divide a larger one among GPUs: tensor_parallel={2 * member.count}")
     return advised(
         error, "choose smaller models, or a machine with more memory: --gpus describes one"
