@@ -169,7 +169,9 @@ def _new_member(arguments: dict[str, Any]) -> Member:
             from ..members.server.vllm_member import VllmMember as Local
 
             arguments["model"] = model.removeprefix(VLLM)
-            refuse_mistaken(arguments["model"], arguments["name"])
+            for named in (arguments["model"], arguments.get("adapter")):
+                if isinstance(named, str):  # vLLM takes half a minute to miss it
+                    refuse_mistaken(named, arguments["name"])
         elif is_gguf(model):
             from ..members.llamacpp.member import LlamaCppMember as Local
         else:

@@ -123,9 +123,8 @@ def _checked_name(name: str) -> str:
         refuse_secrets(address[0])
     if is_hub_name(name):
         parsed(split_adapter(name)[0])
-    if name == VLLM:
-        error = UsageError(f"{name!r} does not name a model")
-        raise advised(error, "for example 'vllm:Qwen/Qwen3-8B'")
+    if is_vllm(name):
+        _check_vllm_name(name)
     if is_server(name) and not urlsplit(name).hostname:
         error = UsageError(f"{name!r} does not name a server")
         raise advised(error, "for example 'http://localhost:8000/v1#my-model'")
@@ -134,6 +133,16 @@ def _checked_name(name: str) -> str:
         in_wsl = f"/mnt/{name[0].lower()}{PureWindowsPath(name).as_posix()[2:]}"
         raise advised(error, f"it is a Windows path; in WSL it is {in_wsl}")
     return name
+
+
+def _check_vllm_name(name: str) -> None:
+    model = split_adapter(name.removeprefix(VLLM))[0]
+    if not model.strip():
+        error = UsageError(f"{name!r} does not name a model")
+        raise advised(error, "for example 'vllm:Qwen/Qwen3-8B'")
+    if is_gguf(model):
+        error = UsageError(f"{VLLM} takes a hub id or a folder, got the GGUF file {model!r}")
+        raise advised(error, f"llama.cpp reads it: {model!r}")
 
 
 def _checked_dict(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -180,11 +189,7 @@ def refuse_mistaken(model: str, name: str) -> None:
     """Refuse a text that cannot be a hub id or a folder, before transformers is imported and before
     a download fails."""
     path = Path(model).expanduser()
-    if _ADDRESS.fullmatch(model):
-        error = UsageError(f"{model!r} is not a model")
-        raise advised(error, f"a server's address begins with http: 'http://{model}'")
-    if ":" in model and not _WINDOWS.match(model) and not path.exists():
-        raise _unknown_provider(model)
+    refuse_other_kinds(model)
     if path.is_file():
         error = UsageError(f"{model!r} is a file, but not a .gguf file")
         raise advised(error, "name a .gguf file, a folder with a model, or a hub id")
@@ -197,6 +202,15 @@ def refuse_mistaken(model: str, name: str) -> None:
         raise advised(missing, "name a folder with a model, a .gguf file or a hub id")
 
 
+def refuse_other_kinds(model: str) -> None:
+    """Refuse a text that was meant as an address or as ``provider:model``."""
+    if _ADDRESS.fullmatch(model):
+        error = UsageError(f"{model!r} is not a model")
+        raise advised(error, f"a server's address begins with http: 'http://{model}'")
+    if ":" in model and not _WINDOWS.match(model) and not Path(model).expanduser().exists():
+        raise _unknown_provider(model)
+
+
 def _unknown_provider(model: str) -> UsageError:
     """The error for ``provider:model`` with a provider that LangChain does not have."""
     provider, _, rest = model.partition(":")
@@ -205,7 +219,7 @@ def _unknown_provider(model: str) -> UsageError:
         error = UsageError(f"{model!r} does not name a model")
     if rest.startswith("//"):
         return advised(error, "a server's address begins with http:// or https://")
-    similar = get_close_matches(provider.lower(), (*PROVIDERS, "hf"), n=1, cutoff=0.8)
+    similar = get_close_matches(provider.lower(), (*PROVIDERS, "hf", "vllm"), n=1, cutoff=0.8)
     if similar:
         return advised(error, f"did you mean '{similar[0]}:{rest or 'MODEL'}'?")
     return advised(error, f"a model of Ollama's is 'ollama:{model}'")

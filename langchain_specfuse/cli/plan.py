@@ -19,6 +19,7 @@ from ..chat.references import (
     is_server,
     is_vllm,
     names_of,
+    refuse_other_kinds,
 )
 from ..errors import UsageError
 from ..members.planning import (
@@ -113,6 +114,7 @@ def _rows(references: Sequence[Any], has_gpu: bool) -> list[_Row]:
 def _sized(name: str, model: str, has_gpu: bool) -> _Row:
     if is_gguf(model):
         return _Row(name, size_of(model))
+    refuse_other_kinds(model.removeprefix(VLLM))
     if is_vllm(model):
         size = size_of(model.removeprefix(VLLM), dtype="auto")
         return _Row(name, size, on_gpu=has_gpu, is_server=True)
@@ -180,7 +182,7 @@ def _remarks(rows: Sequence[_Row]) -> list[str]:
     if any(row.size and row.size.is_estimate for row in rows):
         remarks.append("~ estimated, because no file states it")
     if any(row.size is None and row.shares_with is None for row in rows):
-        remarks.append("servers and providers need no memory here")
+        remarks.append("the memory of servers and providers is not counted")
     if any(row.shares_with for row in rows):
         remarks.append("members of one model share its weights; adapters are not counted")
     if any(row.size and row.size.cache_bytes_per_answer for row in rows):

@@ -48,8 +48,14 @@ def test_members_are_planned_where_they_run(models, plan):
     assert rows["small"][2] == "memory"
     assert {rows["gemma"][2], rows["gemma#2"][2]} == {"GPU 0", "GPU 1"}
     assert rows["far"] == ["on its server"] and rows["gpt-4.1-mini"] == ["with its provider"]
-    assert "servers and providers need no memory here" in out
+    assert "the memory of servers and providers is not counted" in out
     assert "~" not in out
+
+
+@pytest.mark.parametrize("name", ["vlm:org/x", "VLLM:org/x"])
+def test_a_mistyped_kind_of_name_is_corrected(plan, name):
+    code, _, _, err = plan("--members", name)
+    assert code == MISUSED and "did you mean 'vllm:org/x'?" in err
 
 
 def test_without_a_gpu_all_is_in_memory(models, plan, monkeypatch, tmp_path):
