@@ -191,7 +191,7 @@ class VllmServer:
             raise MemberError(f"the server of {self.source.model} was stopped", member=self.name)
         address = Address(f"http://{HOST}:{process.port}/v1", key=self._key)
         if adapter is not None:
-            self._load_adapter(address, adapter)
+            self._load_adapter(adapter)
         return address
 
     def revive(self) -> None:
@@ -281,6 +281,7 @@ class VllmServer:
                 )
             self._adapters = set()
             if self._has_loaded(process):
+                self._load_adapters(adapters)
                 return
             process.end()
             self._refuse_unused()
@@ -357,8 +358,17 @@ class VllmServer:
 
     # --- adapters ---------------------------------------------------------------------------------
 
-    def _load_adapter(self, address: Address, adapter: str) -> None:
-        """Have the running server load an adapter, unless it knew it from the start."""
+    def _load_adapters(self, adapters: Sequence[str]) -> None:
+        """Have the new server load these adapters, so that its list of models names them. One that
+        cannot be loaded fails its own member, when that asks for it."""
+        for adapter in adapters:
+            try:
+                self._load_adapter(adapter)
+            except MemberError as error:
+                log.warning("%s: %s", self.name, error)
+
+    def _load_adapter(self, adapter: str) -> None:
+        """Have the running server load an adapter, unless it has."""
         process = self._process
         with self._loading:
             if adapter in self._adapters or process is None:

@@ -181,10 +181,14 @@ def test_an_adapter_that_cannot_be_loaded_harms_no_other_member(
 ) -> None:
     base, broken = VllmMember(folder), VllmMember(folder, adapter=tmp_path / "absent")
     broken.start_loading()
+    good = VllmMember(folder, adapter=lora.adapter("llama", tmp_path / "law", 1)[0])
+    good.start_loading()
     assert isinstance(tiny.reply_of(base, job()), Draft)
     with pytest.raises(MemberError, match="cannot load the adapter"):
         broken.probe()
     assert isinstance(tiny.reply_of(base, job("r")), Draft)
+    assert isinstance(tiny.reply_of(good, job("s")), Draft)
+    good.unload()
     assert len(starts()) == 1
     base.unload()
     broken.unload()
