@@ -469,7 +469,8 @@ def place_in_memory(
     sizes: Mapping[str, Size], free_bytes: int, *, caches: Mapping[str, int] | None = None
 ) -> list[Placement]:
     """Place members in this machine's memory: their weights side by side, and for each cache
-    ``CACHE_SHARE`` of what is left, as members in this process take it. A cache grows up to that.
+    ``CACHE_SHARE`` of what is left, as members in this process take it, or an equal part where
+    that would be more than there is. A cache grows up to that.
 
     ``caches``: the bytes of caches that have a fixed size.
 
@@ -482,7 +483,7 @@ def place_in_memory(
     needed = fixed + sum(size.cache_bytes(CONVERSATION) for size in growing)
     if needed > free_bytes:
         raise _no_memory(sizes, needed, free_bytes)
-    share = int(CACHE_SHARE * (free_bytes - fixed))
+    share = int(min(CACHE_SHARE, 1 / max(len(growing), 1)) * (free_bytes - fixed))
     placements = []
     for name, size in sizes.items():
         cache = caches.get(name, share)

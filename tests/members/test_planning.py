@@ -210,6 +210,12 @@ def test_a_cache_in_memory_may_have_a_size_of_its_own():
     assert second.cache_bytes == int(0.3 * 8 * GB)
 
 
+def test_many_members_in_memory_never_get_more_than_there_is():
+    placements = place_in_memory({name: SMALL for name in "abcdefg"}, 30 * GB)
+    assert sum(at.memory_bytes for at in placements) <= 30 * GB
+    assert len({at.tokens for at in placements}) == 1
+
+
 def test_the_error_says_what_would_fit():
     with pytest.raises(UsageError) as caught:
         place({"llama": LLAMA, "qwen": QWEN, "small": SMALL}, described_gpus("24"))
