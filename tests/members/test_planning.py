@@ -211,7 +211,7 @@ def test_a_cache_in_memory_may_have_a_size_of_its_own():
 
 
 def test_many_members_in_memory_never_get_more_than_there_is():
-    placements = place_in_memory({name: SMALL for name in "abcdefg"}, 30 * GB)
+    placements = place_in_memory(dict.fromkeys("abcdefg", SMALL), 30 * GB)
     assert sum(at.memory_bytes for at in placements) <= 30 * GB
     assert len({at.tokens for at in placements}) == 1
 
