@@ -28,7 +28,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import httpx2
@@ -42,7 +42,6 @@ from .process import HOST, ServerProcess, free_port, wait_for_ends
 
 log = logging.getLogger("langchain_specfuse")
 
-_RELEASING = "specfuse-vllm-release"
 PORTS = 3
 """How many ports are tried, if other programs take them first."""
 LOOKS_S = 0.2
@@ -85,6 +84,8 @@ will take still looks free. ``_PLANNING`` guards it."""
 _LEFT: SimpleQueue[Callable[[], object]] = SimpleQueue()
 """What is to be done for members that nobody holds any more. Their finalizers run in any thread,
 perhaps while it holds a lock, so they only put something here."""
+_releasing: threading.Thread | None = None
+"""Does what is in ``_LEFT``, as long as there are servers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +119,7 @@ class Place:
 def acquire(source: VllmSource, user: int, adapter: str | None) -> VllmServer:
     """The one server of this source, used by one member more."""
     with _LOCK:
-        if not any(thread.name == _RELEASING for thread in threading.enumerate()):
-            threading.Thread(target=_release_left, name=_RELEASING, daemon=True).start()
+        _let_release()
         server = _SERVERS.get(source)
         if server is None:
             server = _SERVERS[source] = VllmServer(source)
@@ -132,10 +132,30 @@ def release_later(server: VllmServer, user: int) -> None:
     _LEFT.put(partial(server.release, user))
 
 
+def _let_release() -> None:
+    """Have a thread that does what is in ``_LEFT``. The caller holds ``_LOCK``."""
+    global _releasing
+    if _releasing is None or not _releasing.is_alive():
+        _releasing = threading.Thread(
+            target=_release_left, name="specfuse-vllm-release", daemon=True
+        )
+        _releasing.start()
+
+
 def _release_left() -> None:
+    """Release what finalizers have left, as long as there are servers."""
+    global _releasing
     while True:
         try:
-            _LEFT.get()()
+            release = _LEFT.get(timeout=LOOKS_S)
+        except Empty:
+            with _LOCK:
+                if not _SERVERS and _LEFT.empty():
+                    _releasing = None
+                    return
+            continue
+        try:
+            release()
         except Exception:
             log.warning("a vLLM server could not be stopped", exc_info=True)
 
@@ -421,7 +441,9 @@ def _has_failed(starting: Future[None]) -> bool:
 def _start_all(starts: Mapping[VllmServer, Future[None]]) -> None:
     """Place servers, and start each in a thread of its own."""
     released = threading.Event()
-    _LEFT.put(released.set)
+    with _LOCK:
+        _LEFT.put(released.set)
+        _let_release()
     released.wait()
     try:
         with _PLANNING:
