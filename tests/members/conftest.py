@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,3 +33,17 @@ def engine_for(
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the path of a tiny GGUF file that llama.cpp reads like any other."""
     return tiny_gguf.llama(tmp_path_factory.mktemp("gguf") / "tiny.gguf")
+
+
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Return a folder with a tiny model, as ``save_pretrained`` writes it."""
+    from . import tiny  # imports torch, which most tests here do not need
+
+    def saved(arch: str, **made_with: Any) -> Path:
+        path = tmp_path_factory.mktemp("models") / arch
+        for part in tiny.cached(arch, 1, **made_with):
+            part.save_pretrained(path)
+        return path
+
+    return saved

@@ -21,19 +21,6 @@ def properties(probe):
     return probe.scores, probe.max_context, probe.reasons
 
 
-@pytest.fixture(scope="module")
-def folder_of(tmp_path_factory):
-    """Return a folder with a tiny model, as ``save_pretrained`` writes it."""
-
-    def saved(arch, **made_with):
-        path = tmp_path_factory.mktemp("models") / arch
-        for part in tiny.cached(arch, 1, **made_with):
-            part.save_pretrained(path)
-        return path
-
-    return saved
-
-
 @pytest.mark.parametrize(
     ("arch", "template", "options", "length", "reasoning"),
     [

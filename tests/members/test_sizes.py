@@ -23,19 +23,6 @@ TOKENS = 48
 """Longer than the tiny models' sliding windows."""
 
 
-@pytest.fixture(scope="module")
-def folder_of(tmp_path_factory):
-    """Return a folder with a tiny model, as ``save_pretrained`` writes it."""
-
-    def saved(arch, **made_with):
-        path = tmp_path_factory.mktemp("models") / arch
-        for part in tiny.cached(arch, 1, **made_with):
-            part.save_pretrained(path)
-        return path
-
-    return saved
-
-
 def changed(folder, **values):
     """Change values of config.json; None removes one."""
     file = folder / "config.json"
