@@ -46,11 +46,13 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def servers() -> list[psutil.Process]:
-    """vLLM's processes of this one, without the programs that watch them."""
+    """The processes that supervisors of this process watch. Other tests' engines are none of them."""
     return [
         process
-        for process in psutil.Process().children(recursive=True)
-        if is_running(process.pid) and "supervisor.py" not in "".join(command_of(process)[:4])
+        for watcher in psutil.Process().children()
+        if "supervisor.py" in "".join(command_of(watcher)[:4])
+        for process in watcher.children(recursive=True)
+        if is_running(process.pid)
     ]
 
 
@@ -111,9 +113,11 @@ def test_adapters_share_a_server_and_score_as_in_this_process(tmp_path: Path) ->
         assert member.probe().max_context
     assert len({round(mean, 2) for mean in means}) == 3
     assert len({member.address.url for member in served}) == 1
+    running = servers()
+    assert running
     for member in served:
         member.unload()
-    until(lambda: not servers())
+    until(lambda: are_gone([process.pid for process in running]))
 
 
 def adapter(base: Path, folder: Path, seed: int) -> Path:
