@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from langchain_specfuse.demo import GEMMA, QWEN, SMOLLM2, file_of
+from langchain_specfuse.demo import GEMMA, SMOLLM2, file_of
 from langchain_specfuse.members.llamacpp.member import LlamaCppMember
 
 from ..contract import MemberContract
@@ -27,23 +27,12 @@ def gemma(tmp_path_factory):
 
 @pytest.mark.long
 class TestGemma(MemberContract):
-    settles = False
-    tolerance, alike = 1.0, 0.6
-
-    @pytest.fixture
-    def make_member(self, gemma):
-        return lambda: LlamaCppMember(gemma, chat_template="plain")
-
-
-@pytest.mark.long
-class TestQwen(MemberContract):
-    """Its K-quants, like those in Gemma's file, use different kernels for one text and for many,
+    """Its K-quants, like those in Qwen's file, use different kernels for one text and for many,
     which round differently."""
 
     settles = False
     tolerance, alike = 1.0, 0.6
 
     @pytest.fixture
-    def make_member(self):
-        file = file_of(QWEN)
-        return lambda: LlamaCppMember(file)
+    def make_member(self, gemma):
+        return lambda: LlamaCppMember(gemma, chat_template="plain")
