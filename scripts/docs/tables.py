@@ -446,6 +446,10 @@ CHECKED = {
 """Ways of ``studies/checked.py``, in words."""
 
 
+EXTRA = {"rules": ("rules kept", "kept"), "sources": ("invents a number", "with faults")}
+"""Set of questions -> a column of its own, and where its figures are."""
+
+
 def checked(results: Mapping[str, Result], name: str) -> str:
     """Answers with checks, against the lead alone. Times come from a run of their own, because the
     questions themselves were answered beside other work."""
@@ -453,8 +457,9 @@ def checked(results: Mapping[str, Result], name: str) -> str:
         return nothing("studies/checked")
     noun = "obey" if name == "rules" else "right"
     heads = ["way", noun, "ended by a check", "won", "lost", "p", "passes"]
-    if name == "rules":
-        heads.insert(2, "rules kept")
+    extra = EXTRA.get(name)
+    if extra:
+        heads.insert(2, extra[0])
     timed = _ways(results.get(f"{name}, timed"))
     if timed:
         heads += ["seconds", "first text"]
@@ -470,8 +475,8 @@ def checked(results: Mapping[str, Result], name: str) -> str:
             f"{found['p']:.2g}" if found else "",
             f"{row['passes']:.2f} times",
         ]
-        if name == "rules":
-            cell.insert(2, row["kept"])
+        if extra:
+            cell.insert(2, row[extra[1]])
         if way in timed:
             cell += [f"{timed[way]['seconds']:.1f}", f"{timed[way]['first text']:.1f} s"]
         cells.append(tuple(cell))
