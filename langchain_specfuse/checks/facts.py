@@ -36,10 +36,12 @@ _QUOTATION = re.compile(r"“([^“”]+)”|„([^„“”]+)[“”]|«([^«�
 _OMISSION = re.compile(r"…|\.\.\.|\[[^\[\]]*\]")
 _SCALES = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _NUMBER = re.compile(
-    r"(?<![\w.])(\d{1,2}(?::\d\d)+(?!\d)|\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)*|\.\d+)"
+    r"(?<!\w)(?<!\d\.)(\d{1,2}(?::\d\d)+(?!\d)|\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)*|\.\d+)"
     rf"(?:[ -]({'|'.join(_SCALES)})s?\b)?",
     re.IGNORECASE,
 )
+_CODE = re.compile(r"(?<!\w)[^\W\d]+(\d{1,3}(?:,\d{3})+|\d{3,})\w*")
+"""A word that ends in a number: N12345, EUR1,200. Shorter ones are names (GPT4, H2O)."""
 _UNJUDGED = re.compile(r"^[ \t>*-]*\d{1,3}[.)](?=\s|\Z)|\[\d+(?:\s*[,–-]\s*\d+)*\]", re.MULTILINE)
 """The number of an item in a list, and a mark that refers to a source."""
 # fmt: off
@@ -76,6 +78,14 @@ class _Number(NamedTuple):
         return self.value in facts.numbers
 
 
+class _Code(NamedTuple):
+    word: str
+    value: str
+
+    def is_in(self, facts: Facts) -> bool:
+        return f" {self.word} " in facts.words or self.value in facts.numbers
+
+
 class _Date(NamedTuple):
     readings: tuple[tuple[int, int, int], ...]
     """Each is a year, a month and a day; 0 for what the date does not say."""
@@ -102,14 +112,14 @@ class _Link(NamedTuple):
         return self.address in facts.links
 
 
-Fact: TypeAlias = _Number | _Date | _Quotation | _Link
+Fact: TypeAlias = _Number | _Code | _Date | _Quotation | _Link
 
 
 class Claim(NamedTuple):
     """A fact that needs a source."""
 
     kind: str
-    """``number``, ``date``, ``quotation`` or ``link``."""
+    """``number``, ``code``, ``date``, ``quotation`` or ``link``."""
     spelling: str
     fact: Fact
 
@@ -124,7 +134,8 @@ def facts_in(source: str) -> Facts:
     numbers: set[str] = set()
     for found in _COUNT.finditer(words):
         numbers |= _counted(found)
-    for found in _NUMBER.finditer(text):
+    numbers |= {_digits(found[1]) for found in _CODE.finditer(text)}
+    for found in _NUMBER.finditer(_CODE.sub(" ", text)):
         numbers |= {_value(found), _value(found, scaled=False), _without_seconds(found)}
     dates: set[tuple[int, int, int]] = set()
     for _, readings in _dates_in(text):
@@ -151,7 +162,9 @@ def claims_in(answer: str) -> Iterator[Claim]:
     for found, readings in _dates_in(text):
         yield Claim("date", found[0], _Date(readings))
         text = text[: found.start()] + " " * len(found[0]) + text[found.end() :]
-    for number in _NUMBER.finditer(text):
+    for code in _CODE.finditer(text):
+        yield Claim("code", code[0], _Code(_words(code[0]), _digits(code[1])))
+    for number in _NUMBER.finditer(_CODE.sub(" ", text)):
         yield Claim("number", number[0], _Number(_value(number)))
 
 
@@ -187,6 +200,11 @@ def _address(link: str) -> str:
     address = re.sub(r"(?i)^(https?://)?(www\.)?", "", _trimmed(link)).rstrip("/")
     host, slash, path = address.partition("/")
     return host.lower() + slash + path
+
+
+def _digits(number: str) -> str:
+    """The whole number without commas and leading zeros."""
+    return number.replace(",", "").lstrip("0") or "0"
 
 
 def _value(found: re.Match[str], *, scaled: bool = True) -> str:

@@ -34,8 +34,9 @@ def grounded(sources: Sequence[Any] | None = None) -> Check:
     percent, 2024-03-05 and March 5, 2024 (and 03/05/2024, read both ways). "Five" in a source
     allows 5. Signs, currencies and units are not compared. A date without a day or year agrees with
     every date that contains it. Quotations count from three words on; their capitals and
-    punctuation do not matter. Not judged: numbers written as words, numbers inside names (GPT4),
-    the numbers of a list, and marks such as [2].
+    punctuation do not matter. A code with three digits or more (N12345) counts as well. Not judged:
+    numbers written as words, numbers inside shorter names (GPT4), the numbers of a list, and marks
+    such as [2].
 
     It runs at every sentence, because half a sentence may end in half a fact: "2.5" before
     "million", or "5 March" before the year.

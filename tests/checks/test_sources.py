@@ -15,7 +15,7 @@ from langchain_specfuse import UsageError, checks
 SOURCE = """Founded on 5 March 1998 in Ulm; it moved on 2001-07-14. Revenue: 2,500,000 euros, up
 12.5 percent. The mayor said: "We will not, ever, leave this town." The report is at
 https://www.Example.org/a/b_(c). It has five shops, open from 09:00 to 17:30 for 0.5 to thirty-two days, and 1’234 seats;
-7\u202f000 guests came, and 10000000000000000000000000000000000000000 stars. The software is version 1.2.3."""
+7\u202f000 guests came, and 10000000000000000000000000000000000000000 stars. The software is version 1.2.3, order QX7788."""
 grounded = checks.grounded([SOURCE]).function
 
 
@@ -53,6 +53,8 @@ grounded = checks.grounded([SOURCE]).function
         "1. Ulm\n2) Rome\n  - 3. Bonn",
         "As the report says [2], [3, 4].",
         "GPT4 and H2O",
+        "order QX7788, or order qx7788",
+        "€2500000, EUR2500000 and EUR2,500,000",
         "twelve",
         ".5 to 32 days",
         "It may be.",
@@ -70,6 +72,11 @@ def test_what_the_sources_say_passes_in_every_notation(answer):
         ("on 2001-07-15", "the date 2001-07-15"),
         ("in August 2001", "the date August 2001"),
         ("in 1999", "the number 1999"),
+        ("No.1999", "the number 1999"),
+        ("train N12345", "the code N12345"),
+        ("**ZD0123**", "the code ZD0123"),
+        ("EUR2600000", "the code EUR2600000"),
+        ("EUR1,200", "the code EUR1,200"),
         ("2.6 million", "the number 2.6 million"),
         ("2.5 billion", "the number 2.5 billion"),
         ("125%", "the number 125"),
