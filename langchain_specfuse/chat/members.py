@@ -24,21 +24,10 @@ from ..engine.worker import refuse_fork, worker_for
 from ..errors import SpecFuseError, UsageError, advised
 from ..members import files as _files
 from ..members.chat_model.member import ChatModelMember
+from ..members.names import VLLM, is_chat_model, is_gguf, is_server, is_vllm, refuse_mistaken
 from ..members.ray import PLACEMENT
 from ..secret_values import masked
-from .references import (
-    VLLM,
-    Reference,
-    arguments_of,
-    checked_member,
-    is_chat_model,
-    is_gguf,
-    is_server,
-    is_spec,
-    is_vllm,
-    names_of,
-    refuse_mistaken,
-)
+from .references import Reference, arguments_of, checked_member, is_spec, names_of
 
 UNLOAD_WAIT_S = 30.0
 """A member that hangs for longer frees its weights when it replies."""

@@ -10,37 +10,24 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping
-from difflib import get_close_matches
-from functools import lru_cache
-from pathlib import Path, PureWindowsPath
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.runnables import Runnable
 
-from ..errors import MemberError, UsageError, advised
-from ..members import files as _files
+from ..errors import UsageError, advised
 from ..members.chat_model.member import ChatModelMember
-from ..members.chat_model.names import PROVIDERS, name_of
-from ..members.hub import is_hub_name, parsed, plain_name
-from ..members.network import refuse_secrets
+from ..members.chat_model.names import name_of
+from ..members.hub import is_hub_name, plain_name
+from ..members.names import VLLM, check_name, is_chat_model, is_server, is_vllm, split_adapter
+from ..members.ray import PLACEMENT
 from ..secret_values import found_in, is_secret, masked, remember
 
 Reference: TypeAlias = Any
 """A member as the user wrote it: a hub id, folder, file, ``base+adapter``, address, a dict of
 arguments, an object."""
-
-VLLM = "vllm:"
-"""The beginning of a name of a model for vLLM."""
-_ADDRESS = re.compile(r"(localhost|[\w-]+(\.[\w-]+)+):\d+([/#].*)?|localhost([/#].*)?")
-"""An address without ``http://``."""
-_WINDOWS = re.compile(r"[A-Za-z]:[\\/]")
-"""The beginning of an absolute path on Windows."""
-_PATH = re.compile(r"([./~]|[A-Za-z]:/).*|.*/.*/.*|.*\\.*|.*(/|\.safetensors)")
-"""A path, rather than a hub id."""
 
 
 class Arguments(Mapping[str, Any]):
@@ -87,7 +74,8 @@ def checked_member(reference: Reference) -> Reference:
     if isinstance(reference, os.PathLike):
         reference = os.fspath(reference)
     if isinstance(reference, str):
-        return _checked_name(reference)
+        check_name(reference)
+        return reference
     if isinstance(reference, Mapping):
         return _checked_dict(reference)
     if isinstance(reference, BaseChatModel):
@@ -114,37 +102,6 @@ def _not_a_member(value: Any) -> UsageError:
     return advised(error, "a model that is already loaded: TransformersMember(model, tokenizer)")
 
 
-def _checked_name(name: str) -> str:
-    if not name.strip():
-        error = UsageError(f"a member's name is empty, got {name!r}")
-        raise advised(error, "name a model, for example 'Qwen/Qwen3-0.6B'")
-    address = re.search(r"\w+://.*", name)  # also that of an adapter: base+https://...
-    if address:
-        refuse_secrets(address[0])
-    if is_hub_name(name):
-        parsed(split_adapter(name)[0])
-    if is_vllm(name):
-        _check_vllm_name(name)
-    if is_server(name) and not urlsplit(name).hostname:
-        error = UsageError(f"{name!r} does not name a server")
-        raise advised(error, "for example 'http://localhost:8000/v1#my-model'")
-    if _WINDOWS.match(name) and os.name != "nt" and not os.path.exists(name):
-        error = UsageError(f"there is no model {name!r}")
-        in_wsl = f"/mnt/{name[0].lower()}{PureWindowsPath(name).as_posix()[2:]}"
-        raise advised(error, f"it is a Windows path; in WSL it is {in_wsl}")
-    return name
-
-
-def _check_vllm_name(name: str) -> None:
-    model = split_adapter(name.removeprefix(VLLM))[0]
-    if not model.strip():
-        error = UsageError(f"{name!r} does not name a model")
-        raise advised(error, "for example 'vllm:Qwen/Qwen3-8B'")
-    if is_gguf(model):
-        error = UsageError(f"{VLLM} takes a hub id or a folder, got the GGUF file {model!r}")
-        raise advised(error, f"llama.cpp reads it: {model!r}")
-
-
 def _checked_dict(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     remember(arguments)
     if "model" not in arguments:
@@ -166,8 +123,22 @@ def _checked_dict(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
             checked[key] = os.fspath(value)
     for key in ("model", "adapter"):
         if isinstance(checked.get(key), str):
-            _checked_name(checked[key])
+            check_name(checked[key])
+    _check_vllm(checked)
     return Arguments(checked) if any(found_in(checked)) else checked
+
+
+def _check_vllm(arguments: Mapping[str, Any]) -> None:
+    """Check the arguments of a member on vLLM. Those of other members are checked when the member
+    is made, because that imports engines."""
+    own = {key: value for key, value in arguments_of(arguments).items() if key not in PLACEMENT}
+    if not is_vllm(own["model"]):
+        return
+    try:
+        from ..members.server.vllm_member import VllmMember
+    except ModuleNotFoundError:  # the error of the first question names the extra
+        return
+    VllmMember(**{**own, "model": own["model"].removeprefix(VLLM)})
 
 
 def check_prices(references: Iterable[Reference], names: Iterable[str]) -> None:
@@ -185,55 +156,6 @@ def check_prices(references: Iterable[Reference], names: Iterable[str]) -> None:
             raise advised(error, advice)
 
 
-def refuse_mistaken(model: str, name: str) -> None:
-    """Refuse a text that cannot be a hub id or a folder, before transformers is imported and before
-    a download fails."""
-    path = Path(model).expanduser()
-    refuse_other_kinds(model)
-    if path.is_file():
-        error = UsageError(f"{model!r} is a file, but not a .gguf file")
-        raise advised(error, "name a .gguf file, a folder with a model, or a hub id")
-    if get_close_matches(path.suffix.lower(), [".gguf"], cutoff=0.6):
-        raise _misspelt_gguf(model, path)
-    if path.is_dir():
-        _files.refuse_unsafe(path)
-    elif _PATH.fullmatch(model) and not path.exists():
-        missing = MemberError(f"{path.absolute()} does not exist", member=name, kind="not_found")
-        raise advised(missing, "name a folder with a model, a .gguf file or a hub id")
-
-
-def refuse_other_kinds(model: str) -> None:
-    """Refuse a text that was meant as an address or as ``provider:model``."""
-    if _ADDRESS.fullmatch(model):
-        error = UsageError(f"{model!r} is not a model")
-        raise advised(error, f"a server's address begins with http: 'http://{model}'")
-    if ":" in model and not _WINDOWS.match(model) and not Path(model).expanduser().exists():
-        raise _unknown_provider(model)
-
-
-def _unknown_provider(model: str) -> UsageError:
-    """The error for ``provider:model`` with a provider that LangChain does not have."""
-    provider, _, rest = model.partition(":")
-    error = UsageError(f"LangChain has no provider {provider!r}")
-    if not rest:
-        error = UsageError(f"{model!r} does not name a model")
-    if rest.startswith("//"):
-        return advised(error, "a server's address begins with http:// or https://")
-    similar = get_close_matches(provider.lower(), (*PROVIDERS, "hf", "vllm"), n=1, cutoff=0.8)
-    if similar:
-        return advised(error, f"did you mean '{similar[0]}:{rest or 'MODEL'}'?")
-    return advised(error, f"a model of Ollama's is 'ollama:{model}'")
-
-
-def _misspelt_gguf(model: str, path: Path) -> UsageError:
-    """The error for a file whose extension is almost ``.gguf``."""
-    error = UsageError(f"there is no model {model!r}")
-    corrected = path.with_suffix(".gguf")
-    if corrected.exists():
-        return advised(error, f"did you mean {str(corrected)!r}?")
-    return advised(error, "name an existing file that ends in .gguf")
-
-
 def is_spec(reference: Reference) -> bool:
     """Whether this reference can be written as JSON. Objects cannot, nor can arguments with
     secrets."""
@@ -241,35 +163,6 @@ def is_spec(reference: Reference) -> bool:
         return isinstance(reference, str | Mapping) and bool(json.dumps(reference))
     except (TypeError, ValueError):
         return False
-
-
-def is_server(name: Any) -> bool:
-    """Whether this is the address of a server: ``http://host:8000/v1#model``."""
-    return isinstance(name, str) and name.startswith(("http://", "https://"))
-
-
-def is_vllm(name: Any) -> bool:
-    """Whether this names a model for a vLLM server that this process starts:
-    ``vllm:org/model``."""
-    return isinstance(name, str) and name.startswith(VLLM)
-
-
-def is_gguf(name: Any) -> bool:
-    """Whether this is a ``.gguf`` file, here or on the hub, which llama.cpp reads."""
-    return is_hub_name(name) or (isinstance(name, str) and name.lower().endswith(".gguf"))
-
-
-def is_chat_model(name: Any) -> bool:
-    """Whether this names a chat model as LangChain's ``init_chat_model`` does: ``provider:model``.
-
-    >>> names = ["ollama:llama3.2", "Qwen/Qwen3-0.6B", "C:/models/a.gguf"]
-    >>> [is_chat_model(name) for name in names]
-    [True, False, False]
-    """
-    if not isinstance(name, str):
-        return False
-    provider, _, model = name.partition(":")
-    return provider in PROVIDERS and model != ""
 
 
 def arguments_of(reference: str | Mapping[str, Any]) -> dict[str, Any]:
@@ -280,37 +173,6 @@ def arguments_of(reference: str | Mapping[str, Any]) -> dict[str, Any]:
         if adapter is not None:
             arguments |= {"model": base, "adapter": adapter}
     return arguments
-
-
-def split_adapter(name: str) -> tuple[str, str | None]:
-    """The base and the adapter in ``base+adapter``. A path that exists is never split.
-
-    >>> split_adapter("Qwen/Qwen2.5-0.5B-Instruct+./adapters/law")
-    ('Qwen/Qwen2.5-0.5B-Instruct', './adapters/law')
-    >>> split_adapter("Qwen/Qwen2.5-0.5B-Instruct")
-    ('Qwen/Qwen2.5-0.5B-Instruct', None)
-    >>> split_adapter("vllm:Qwen/Qwen3-8B+./adapters/law")
-    ('vllm:Qwen/Qwen3-8B', './adapters/law')
-    """
-    if "+" not in name or is_server(name) or is_chat_model(name):
-        return name, None
-    if is_vllm(name):
-        base, adapter = _split_path(name.removeprefix(VLLM))
-        return VLLM + base, adapter
-    return _split_path(name)
-
-
-@lru_cache(maxsize=1024)
-def _split_path(name: str) -> tuple[str, str | None]:
-    """Split ``base+adapter`` at a plus that does not belong to an existing path. The result is
-    cached, because this looks for files, and every call splits the names again, even on an event
-    loop."""
-    cuts = [at for at, sign in enumerate(name) if sign == "+"]
-    existing = [at for at in (*cuts, len(name)) if os.path.exists(os.path.expanduser(name[:at]))]
-    if len(name) in existing:
-        return name, None
-    at = (existing or cuts)[0]
-    return name[:at], name[at + 1 :]
 
 
 def names_of(references: Iterable[Reference]) -> list[str]:

@@ -11,17 +11,16 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 
 from ..chat.options import Options
-from ..chat.references import (
+from ..chat.references import arguments_of, names_of
+from ..errors import UsageError
+from ..members.names import (
     VLLM,
-    arguments_of,
     is_chat_model,
     is_gguf,
     is_server,
     is_vllm,
-    names_of,
     refuse_other_kinds,
 )
-from ..errors import UsageError
 from ..members.planning import (
     CPU_CACHE_BYTES,
     Gpu,

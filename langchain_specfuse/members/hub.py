@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..errors import MemberError, SpecFuseError, UsageError, advised, imported
+from .chat_model.names import hint_for
 from .network import status_of, through_proxy
 from .threads import shown
 
@@ -532,9 +533,13 @@ def explained(error: Exception, name: str) -> SpecFuseError:
 
     repository = parsed(name).repository if is_hub_name(name) else name
     address = f"{constants.ENDPOINT}/{repository}"
+    hint = None if is_hub_name(name) else hint_for(name)
 
     def failed(message: str, advice: str, kind: str = "error") -> MemberError:
-        return advised(MemberError(message, kind=kind), advice)
+        failure = MemberError(message, kind=kind)
+        if hint is not None:
+            advised(failure, hint)
+        return advised(failure, advice)
 
     if isinstance(error, errors.GatedRepoError):
         return failed(

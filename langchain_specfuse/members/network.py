@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from ..errors import MemberError, UsageError, advised
+from .chat_model.names import hint_for
 from .threads import shown
 
 
@@ -102,6 +103,9 @@ def on_hub(model: str, revision: str | None, member: str) -> str:
             kind, why = "error", f"the hub {hub} cannot be reached ({shown(error)})"
         message = f"{model} is neither a local folder nor in the hub's cache, and {why}"
         absent = MemberError(message, member=member, kind=kind)
+        hint = hint_for(model)
+        if hint is not None:
+            advised(absent, hint)
         advice = "name a folder or a .gguf file, or make sure the hub can be reached"
         raise advised(absent, advice) from error
     return model

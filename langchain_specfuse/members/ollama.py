@@ -72,6 +72,11 @@ def plain_name(name: str) -> str:
     return name.removeprefix(PREFIX).rpartition("/")[2]
 
 
+def refuse_malformed(name: str) -> None:
+    """Refuse a name that no model of Ollama's can have."""
+    _place(name)
+
+
 def _place(name: str) -> Path:
     """Where the manifest of this name is kept, in the folder of the manifests.
 

@@ -58,6 +58,8 @@ CACHE_SHARE = 0.3
 loading."""
 CPU_CACHE_BYTES = 2 * GIB
 """The cache of a vLLM server that has no GPU, unless the user chose another size."""
+LEAST_BYTES = 1e6
+"""Fewer bytes of memory are a mistake: gigabytes, probably."""
 ANSWER_S = 10.0
 """How long ``nvidia-smi`` may take to answer. It may hang if a GPU is lost."""
 TRIES = 10_000
@@ -262,6 +264,29 @@ def place(
     return [_placement(member, chosen[member.name], by_index, tokens) for member in members]
 
 
+def check_choices(
+    name: str, pinned: tuple[int, ...] | None, memory: float | None, count: int | None
+) -> None:
+    """Refuse what a user chose for a member if it cannot work on any machine. The arguments are
+    those of :func:`place`, of one member."""
+    if pinned is not None and (not pinned or len(set(pinned)) < len(pinned) or min(pinned) < 0):
+        error = UsageError(f"{name} must use at least one GPU, each once, got gpu={list(pinned)}")
+        raise advised(error, "name GPUs by their numbers in nvidia-smi: gpu=0 or gpu=[0, 1]")
+    if pinned is not None and count not in (None, len(pinned)):
+        error = UsageError(
+            f"{name} must use {amount(len(pinned), 'GPU')}, but tensor_parallel is {count}"
+        )
+        raise advised(error, "leave one of the two out")
+    if memory is None:
+        return
+    if not 0 < memory < math.inf:
+        error = UsageError(f"the memory of {name} must be above 0, and finite; got {memory}")
+        raise advised(error, "bytes, or a part of the GPU such as 0.5")
+    if 1 < memory < LEAST_BYTES:
+        error = UsageError(f"the memory of {name} is in bytes, and no model fits into {memory:g}")
+        raise advised(error, f"{memory:g} GB are memory={memory:g}e9; 0.5 is half of the GPU")
+
+
 def _member(
     name: str,
     size: Size,
@@ -271,20 +296,12 @@ def _member(
     count: int | None,
 ) -> _Member:
     """Check what the user chose for a member, and choose the number of its GPUs."""
+    check_choices(name, pinned, memory, count)
     if pinned is not None:
-        unknown = [index for index in pinned if index not in gpus]
-        if unknown or not pinned or len(set(pinned)) < len(pinned):
+        if not set(pinned) <= gpus.keys():
             error = UsageError(f"{name} must use the GPUs {pinned}, but there are {tuple(gpus)}")
             raise advised(error, "name existing GPUs, each once")
-        if count not in (None, len(pinned)):
-            error = UsageError(
-                f"{name} must use {amount(len(pinned), 'GPU')}, but tensor_parallel is {count}"
-            )
-            raise advised(error, "leave one of the two out")
         count = len(pinned)
-    if memory is not None and not 0 < memory < math.inf:
-        error = UsageError(f"the memory of {name} must be above 0, and finite; got {memory}")
-        raise advised(error, "bytes, or a part of the GPU such as 0.5")
     if count is not None and (count < 1 or (size.heads or count) % count):
         heads = size.heads or "an unknown number of"
         error = UsageError(f"{name} has {heads} heads, which {amount(count, 'GPU')} cannot share")

@@ -20,11 +20,16 @@ from langchain_core.runnables import ConfigurableField
 
 import langchain_specfuse
 from langchain_specfuse import (
+    ChatModelMember,
+    LlamaCppMember,
     MemberError,
     Method,
     ScriptedMember,
+    ServerMember,
     SpecFuseChatModel,
+    TransformersMember,
     UsageError,
+    VllmMember,
     unload,
 )
 from langchain_specfuse.core.member import Probe
@@ -170,6 +175,17 @@ def test_wrong_arguments_in_a_members_dict_are_refused() -> None:
         ("vllm:one.gguf", "got the GGUF file 'one.gguf'", "llama.cpp reads it: 'one.gguf'"),
         ("vllm:hf:org/x", "got the GGUF file 'hf:org/x'", "llama.cpp reads it: 'hf:org/x'"),
         ("vllm:+./law", "does not name a model", "for example 'vllm:Qwen/Qwen3-8B'"),
+        (
+            "https://huggingface.co/org/x",
+            "is a page of the hub",
+            "'org/x', or 'hf:org/x' if it has GGUF files; on vLLM it is 'vllm:org/x'",
+        ),
+        ("huggingface.co/org/x", "is a page of the hub", "the model on it is 'org/x'"),
+        (
+            "https://hf.co/org/x/blob/main/x-Q8_0.gguf",
+            "is a page of the hub",
+            "'hf:org/x:x-Q8_0.gguf'",
+        ),
         ("vllm:org/x+./law", "law does not exist", "name a folder with a model"),
         ("ollama:", "'ollama:' does not name a model", "did you mean 'ollama:MODEL'?"),
         ("C:\\models\\qwen", "there is no model", "in WSL it is /mnt/c/models/qwen"),
@@ -199,6 +215,38 @@ def test_a_mistyped_name_is_refused_before_transformers_is_imported(
     monkeypatch.setitem(sys.modules, "langchain_specfuse.members.transformers.member", None)
     with pytest.raises((UsageError, MemberError)) as error:
         SpecFuseChatModel(members=[name]).invoke("Who?")
+    assert message in str(error.value) and advice in error.value.__notes__[0]
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "message", "advice"),
+    [
+        (VllmMember, "", "a member's name is empty", "name a model"),
+        (VllmMember, "vllm:org/x", "takes a hub id or a folder", "leave out 'vllm:': VllmMember("),
+        (VllmMember, "hf:org/x", "takes a hub id or a folder", "LlamaCppMember('hf:org/x')"),
+        (VllmMember, "http://gpu:8000/v1", "takes a hub id", "ServerMember('http://gpu:8000/v1')"),
+        (VllmMember, "vlm:org/x", "LangChain has no provider 'vlm'", "did you mean 'vllm:org/x'?"),
+        (VllmMember, "hf.co/org/x", "is a page of the hub", "'org/x'"),
+        (TransformersMember, " ", "a member's name is empty", "name a model"),
+        (TransformersMember, "vllm:org/x", "takes a hub id", "VllmMember('org/x') reads it"),
+        (TransformersMember, "hf:org/x", "takes a hub id", "LlamaCppMember('hf:org/x')"),
+        (TransformersMember, "a.gguf", "takes a hub id", "LlamaCppMember('a.gguf')"),
+        (TransformersMember, "ollama:x", "takes a hub id", "ChatModelMember('ollama:x')"),
+        (TransformersMember, "localhost:8000", "is not a model", "'http://localhost:8000'"),
+        (LlamaCppMember, "", "a member's name is empty", "name a model"),
+        (LlamaCppMember, "ollama:", "expected ollama:model", "for example 'ollama:llama3.2'"),
+        (LlamaCppMember, "hf:x", "expected hf:user/model", "hf:ggml-org/gemma"),
+        (LlamaCppMember, "vllm:org/x", "takes a .gguf file", "VllmMember('org/x')"),
+        (ServerMember, "http://", "does not name a server", "for example 'http://localhost"),
+        (ServerMember, "https://huggingface.co/org/x", "is a page of the hub", "'org/x'"),
+        (ChatModelMember, "vllm:org/x", "takes provider:model", "VllmMember('org/x') reads it"),
+    ],
+)
+def test_a_member_object_refuses_the_names_that_a_list_refuses(
+    make: Any, name: str, message: str, advice: str
+) -> None:
+    with pytest.raises(UsageError) as error:
+        make(name)
     assert message in str(error.value) and advice in error.value.__notes__[0]
 
 

@@ -485,6 +485,17 @@ def test_a_size_that_the_hub_does_not_tell_is_no_mistake_in_the_name(served, mod
     assert model in str(raised.value)
 
 
+@pytest.mark.parametrize("model", ["ollama/llama3.2", "llama3.2"])
+def test_a_name_that_is_not_on_the_hub_may_mean_a_chat_model(served, model):
+    for reading in (lambda: size_of(model), TransformersMember(model).probe):
+        with pytest.raises(MemberError) as raised:
+            reading()
+        assert any(
+            "is 'ollama:llama3.2'" in note or "named 'ollama:llama3.2'" in note
+            for note in raised.value.__notes__
+        )
+
+
 def test_a_repository_without_the_prefix_is_no_file():
     with pytest.raises(MemberError) as raised:
         LlamaCppMember("me/Only-GGUF").probe()

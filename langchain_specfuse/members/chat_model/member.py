@@ -50,6 +50,7 @@ from ...core.values import (
 from ...errors import MemberError, advised
 from ...secret_values import masked, remember
 from ..arguments import checked
+from ..names import check_argument, kind_of
 from ..text.templates import all_as_text, with_system
 from ..threads import each, note_sign
 from .continuing import QUOTED, is_undecided, joined, repeatable, repeated_words
@@ -149,6 +150,9 @@ class ChatModelMember:
             ),
         ] = 4096,
     ) -> None:
+        if isinstance(model, str) and kind_of(model) != "transformers":
+            # LangChain knows some models by their names alone, and newer providers.
+            check_argument(model, "ChatModelMember", ["chat model"], "provider:model")
         self._model_name = model if isinstance(model, str) else None
         self.model = chat_model_named(model) if isinstance(model, str) else model
         remember(settings_of(self.model))

@@ -74,6 +74,20 @@ def chat_model_named(name: str) -> BaseChatModel:
         raise advised(refused, advice) from error
 
 
+def hint_for(model: str) -> str | None:
+    """The chat model that may have been meant by a name that is no model on the hub.
+
+    >>> hint_for("ollama/llama3.2"), hint_for("llama3.2"), hint_for("Qwen/Qwen3-8B")
+    ("a chat model is named 'ollama:llama3.2'", "a model of Ollama's is 'ollama:llama3.2'", None)
+    """
+    provider, slash, rest = model.partition("/")
+    if not slash:
+        return f"a model of Ollama's is 'ollama:{model}'"
+    if provider in PROVIDERS:
+        return f"a chat model is named '{provider}:{rest}'"
+    return None
+
+
 def name_of(model: BaseChatModel) -> str:
     """The last part of the model's name, or its class's name."""
     name = str(model._get_ls_params().get("ls_model_name") or type(model).__name__)

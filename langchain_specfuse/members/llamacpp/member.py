@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from .. import ollama
 from ..arguments import checked
 from ..local.member import (
     REMOVED,
@@ -20,6 +21,7 @@ from ..local.member import (
     ThinkingTokens,
 )
 from ..local.weights import Weights
+from ..names import check_argument
 from .model import GgufSource, GgufWeights, load, load_early
 
 
@@ -78,8 +80,13 @@ class LlamaCppMember(LocalMember):
             repetition_penalty,
             thinking_tokens,
         )
+        file = os.fspath(model)
+        if ollama.is_ollama_name(file):
+            ollama.refuse_malformed(file)
+        else:
+            check_argument(file, "LlamaCppMember", ["gguf", "transformers"], "a .gguf file")
         super().__init__(
-            GgufSource(os.fspath(model), n_gpu_layers, cache_type),
+            GgufSource(file, n_gpu_layers, cache_type),
             settings,
             adapter=adapter,
             name=name,

@@ -20,7 +20,7 @@ from ...core.values import Draft, DraftJob, Failure, Scored, ScoreJob
 from ...errors import MemberError, UsageError, advised
 from ...secret_values import masked, remember
 from ..arguments import checked
-from ..network import refuse_secrets
+from ..names import check_name
 from ..text.templates import Template
 from ..text.words import Words
 from ..threads import each, shown
@@ -117,7 +117,7 @@ class ServerMember:
                 f"a server's address begins with http:// or https://, got {base_url!r}"
             )
             raise advised(error, "for example ServerMember('http://localhost:8000/v1', 'my-model')")
-        refuse_secrets(base_url)
+        check_name(base_url)
         remember(chat_template_kwargs)
         self.address = Address(base_url, api_key_env, timeout, verify)
         self.model = model

@@ -23,6 +23,8 @@ from ...core.values import Failure
 from ...errors import MemberError, UsageError, advised
 from ...secret_values import found_in, is_secret, masked
 from ..arguments import checked
+from ..names import check_argument
+from ..planning import check_choices
 from ..threads import each, shown
 from . import vllm_server
 from .http import Address
@@ -50,6 +52,16 @@ _RESERVED = {
     "ssl_certfile": "it listens on this machine only, without TLS",
 }
 """Flags that the member sets itself, and what to do instead."""
+_ELSEWHERE = {
+    "device": "gpu=0 names a GPU; without it, the members are placed by their sizes",
+    "tensor_parallel_size": "tensor_parallel=2",
+    "gpu_memory_utilization": "memory=0.5",
+    **{
+        flag: f"flags of `vllm serve` go into engine_args={{{flag!r}: ...}}"
+        for flag in ("dtype", "max_model_len", "quantization", "seed", "trust_remote_code")
+    },
+}
+"""Arguments of other members and of vLLM, and what to do instead."""
 
 
 class VllmMember(ServerMember):
@@ -90,7 +102,7 @@ class VllmMember(ServerMember):
     next job starts it again, at most once in ten minutes.
     """
 
-    @checked()
+    @checked(removed=_ELSEWHERE)
     def __init__(
         self,
         model: str | os.PathLike[str],
@@ -98,7 +110,11 @@ class VllmMember(ServerMember):
         name: str | None = None,
         adapter: str | os.PathLike[str] | None = None,
         python: str | os.PathLike[str] | None = None,
-        gpu: Annotated[int, Field(ge=0)] | Sequence[int] | None = None,
+        gpu: Annotated[
+            int, Field(ge=0, description="a GPU's number in nvidia-smi, or several: gpu=[0, 1]")
+        ]
+        | Sequence[int]
+        | None = None,
         memory: Annotated[
             float,
             Field(
@@ -119,6 +135,7 @@ class VllmMember(ServerMember):
         system_prompt: str | None = None,
     ) -> None:
         base = os.fspath(model)
+        check_argument(base, "VllmMember", ["transformers"], "a hub id or a folder")
         self.adapter = None if adapter is None else os.fspath(adapter)
         self._source = VllmSource(
             base,
@@ -126,9 +143,11 @@ class VllmMember(ServerMember):
             _numbers(gpu),
             memory,
             tensor_parallel,
-            _as_json(engine_args or {}),
+            _as_json(engine_args or {}, memory),
             batch_invariant,
         )
+        label = name or base
+        check_choices(label, self._source.gpu, memory, tensor_parallel)
         super().__init__(
             NOWHERE,
             self.adapter or base,
@@ -262,7 +281,7 @@ def _numbers(gpu: int | Sequence[int] | None) -> tuple[int, ...] | None:
     return (gpu,) if isinstance(gpu, int) else tuple(gpu)
 
 
-def _as_json(arguments: Mapping[str, Any]) -> str:
+def _as_json(arguments: Mapping[str, Any], memory: float | None) -> str:
     """``engine_args`` as text. Refuses those that the member sets itself, and keys: other users of
     the machine see the arguments of its processes."""
     plain = {str(name).lstrip("-").replace("-", "_"): value for name, value in arguments.items()}
@@ -273,6 +292,9 @@ def _as_json(arguments: Mapping[str, Any]) -> str:
         if is_secret(name):
             error = UsageError(f"engine_args holds {name!r}, but arguments of processes are public")
             raise advised(error, "put it into an environment variable, such as HF_TOKEN")
+    if memory is not None and "kv_cache_memory_bytes" in plain:
+        error = UsageError("memory= and the engine argument kv_cache_memory_bytes are both given")
+        raise advised(error, "leave one of the two out")
     if any(found_in(plain)):
         error = UsageError("engine_args holds a secret, but arguments of processes are public")
         raise advised(error, "put it into a file or an environment variable that vLLM reads")

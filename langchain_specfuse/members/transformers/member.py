@@ -18,6 +18,7 @@ from ..local.member import (
     RepetitionPenalty,
     ThinkingTokens,
 )
+from ..names import check_argument
 from .model import Source, TransformersWeights, in_memory, load
 
 _RESERVED = {
@@ -102,6 +103,8 @@ class TransformersMember(LocalMember):
         is_named = isinstance(model, (str, os.PathLike))
         _refuse_tokenizer(model, tokenizer, is_named)
         label = os.fspath(model) if is_named else type(model).__name__
+        if is_named:
+            check_argument(label, "TransformersMember", ["transformers"], "a hub id or a folder")
         settings = MemberSettings(
             chat_template,
             dict(chat_template_kwargs or {}),
@@ -135,10 +138,6 @@ def _refuse_tokenizer(model: Any, tokenizer: Any, is_named: bool) -> None:
     if is_named and tokenizer is not None:
         raise advised(
             UsageError("a tokenizer is only given along with a model in memory"), "leave it out"
-        )
-    if is_named and not os.fspath(model).strip():
-        raise advised(
-            UsageError("a member's model is an empty string"), "name a hub id or a folder"
         )
 
 

@@ -23,6 +23,7 @@ import torch
 from ...errors import MemberError, UsageError, advised, emptied
 from ...secret_values import masked
 from .. import hub
+from ..chat_model.names import hint_for
 from ..files import config_length, refuse_unsafe
 from ..local.cache import Cache
 from ..local.weights import Weights
@@ -326,9 +327,6 @@ def _explained(error: Exception, source: Source, member: str) -> Exception:
             "TransformersMember(..., model_kwargs={'trust_remote_code': True})"
         )
         return usage(f"{model} wants to run code of its own to load", advice)
-    if hub.is_hub_name(model):
-        message = f"{model!r} names a GGUF file on the hub, which transformers does not read"
-        return usage(message, f"LlamaCppMember({model!r}), or leave out {hub.PREFIX}")
     if isinstance(error, OSError | ValueError) and hub.has_only_gguf(model, source.revision):
         message = f"{model} has GGUF files, which llama.cpp reads, and none for transformers"
         return usage(message, f"put hf: before the name: {hub.PREFIX + model!r}")
@@ -350,9 +348,11 @@ def _explained(error: Exception, source: Source, member: str) -> Exception:
         )
     if isinstance(error, OSError):
         advice = "check the name; offline, the model must already be downloaded completely"
-        return failed(
+        absent = failed(
             f"{model} was not found or could not be read: {text[:400]}", advice, "not_found"
         )
+        hint = hint_for(model)
+        return absent if hint is None else advised(absent, hint)
     values = vars(source).items()
     options = masked({key: value for key, value in values if key != "model" and value})
     advice = f"is the model complete, with its tokenizer, and can it be loaded with {options}?"

@@ -481,13 +481,36 @@ def test_no_room_on_the_gpus_is_an_error_before_anything_starts(
         ({"engine_args": {"seed": object()}}, "plain values"),
         ({"memory": float("inf")}, "memory"),
         ({"memory": 0}, "above 0"),
+        ({"memory": 20}, "in bytes, and no model fits into 20"),
+        ({"memory": 0.5, "engine_args": {"kv_cache_memory_bytes": 10**9}}, "both given"),
         ({"gpu": -1}, "at least 0"),
+        ({"gpu": []}, "at least one GPU"),
+        ({"gpu": [0, 0]}, "each once"),
+        ({"gpu": 0, "tensor_parallel": 2}, "must use 1 GPU, but tensor_parallel is 2"),
         ({"tensor_parallel": 0}, "at least 1"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         VllmMember("Qwen/Qwen3-8B", **arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "advice"),
+    [
+        ({"memory": 20}, "20 GB are memory=20e9"),
+        ({"gpu": "cuda:0"}, "a GPU's number in nvidia-smi, or several: gpu=[0, 1]"),
+        ({"device": "cuda:0"}, "gpu=0 names a GPU"),
+        ({"dtype": "bfloat16"}, "engine_args={'dtype': ...}"),
+        ({"tensor_parralel": 2}, "did you mean 'tensor_parallel'?"),
+    ],
+)
+def test_the_way_out_of_a_wrong_argument_is_told_when_the_chat_model_is_made(
+    arguments: dict[str, Any], advice: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        SpecFuseChatModel(members=[{"model": "vllm:Qwen/Qwen3-8B", **arguments}])
+    assert advice in caught.value.__notes__[0]
 
 
 def test_names_are_the_last_part_of_adapter_or_model() -> None:

@@ -261,7 +261,7 @@ def test_a_model_in_memory_needs_its_tokenizer_and_a_name_does_not(folder):
     model, tokenizer = tiny.cached("llama", 1)
     refused(UsageError, model, match="needs its tokenizer")
     refused(UsageError, str(folder), tokenizer, match="only given along with a model")
-    refused(UsageError, "  ", match="empty string")
+    refused(UsageError, "  ", match="name is empty")
 
 
 def test_a_checkpoint_with_missing_weights_is_refused(copied):

@@ -8,8 +8,9 @@ from safetensors.torch import load_file, save_file
 
 from langchain_specfuse import unload
 from langchain_specfuse.chat.members import ensemble_for
-from langchain_specfuse.chat.references import names_of, split_adapter
+from langchain_specfuse.chat.references import names_of
 from langchain_specfuse.errors import MemberError, UsageError
+from langchain_specfuse.members.names import split_adapter
 from langchain_specfuse.members.transformers.lora import Adapters
 from langchain_specfuse.members.transformers.member import TransformersMember
 
