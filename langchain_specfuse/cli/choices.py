@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import os
 import re
 import sys
@@ -63,6 +64,7 @@ NO_FLAGS = {
     ),
 }
 """Flags of other programs that have no counterpart here, and what to do instead."""
+MEMBER_AS_JSON = """'{"model": "vllm:Qwen/Qwen3-8B", "memory": 0.5}'"""
 ANSWER = ("segment_tokens", "max_tokens", "temperature", "top_p", "seed", "member_timeout")
 """Fields of ``Settings`` that every command has as flags."""
 WHOLE = ("segment", "result", "samples")
@@ -156,13 +158,7 @@ def add_members(parser: argparse.ArgumentParser) -> None:
     """Arguments that name the members."""
     group = parser.add_argument_group("members")
     for name in ("members", "verifiers"):
-        listed = _help(name, Options.model_fields[name])
-        group.add_argument(
-            f"--{name}",
-            nargs="+",
-            metavar="M",
-            help=listed.replace(", chat models, dicts of arguments, or member objects", ""),
-        )
+        group.add_argument(f"--{name}", nargs="+", metavar="M", help=members_help(name))
     leads = _help("lead", Options.model_fields["lead"], "auto").replace("None:", "none:")
     group.add_argument("--lead", default="auto", metavar="M", help=leads)
     group.add_argument(
@@ -170,6 +166,12 @@ def add_members(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="without --members: fetch the demo's weights without asking, if they are missing",
     )
+
+
+def members_help(name: str) -> str:
+    """The help of ``--members`` and ``--verifiers``."""
+    objects = "chat models, dicts of arguments, or member objects"
+    return _help(name, Options.model_fields[name]).replace(objects, "or arguments as JSON")
 
 
 def add_calibration(parser: argparse.ArgumentParser) -> None:
@@ -294,23 +296,37 @@ def read_flag(model: type[BaseModel], name: str, value: Any) -> Any:
 
 def members_of(arguments: argparse.Namespace) -> tuple[list[Any], list[Any]]:
     """The members that write, or the demo's if none were named, and those that only vote."""
-    for name in (*(arguments.members or ()), *(arguments.verifiers or ())):
-        if name.lstrip().startswith(("{", "[")):
-            wrong = UsageError(f"a member must be a name in the shell, got {name!r:.60}")
-            raise advised(
-                wrong, "members with arguments need Python: SpecFuseChatModel(members=[{...}])"
-            )
-        if "," in name and not os.path.exists(os.path.expanduser(name)):
-            apart = " ".join(name.replace(",", " ").split())
-            raise advised(
-                UsageError(f"there is no member {name!r}"), f"put spaces between members: {apart}"
-            )
-    verifiers = members_list(list(arguments.verifiers or ()), "verifiers")
+    verifiers = members_list(list(map(_member_of, arguments.verifiers or ())), "verifiers")
     if not arguments.members:
         return _demo(arguments), verifiers
-    members = members_list(list(arguments.members), "members")
+    members = members_list(list(map(_member_of, arguments.members)), "members")
     _check_lead(arguments.lead, names_of([*members, *verifiers])[: len(members)])
     return members, verifiers
+
+
+def _member_of(text: str) -> Any:
+    """A member as it is written in the shell: its name, or its arguments as JSON, which are those
+    of a dict in Python."""
+    if _is_json(text):
+        try:
+            member = json.loads(text)
+        except ValueError as error:
+            wrong = UsageError(f"a member with arguments must be JSON, got {text!r:.80} ({error})")
+            raise advised(wrong, f"for example {MEMBER_AS_JSON}") from None
+        if isinstance(member, Mapping):
+            return member
+        wrong = UsageError(f"a member must be a name or a JSON object, got {text!r:.80}")
+        raise advised(wrong, f"name members one by one; one with arguments is {MEMBER_AS_JSON}")
+    if "," in text and not os.path.exists(os.path.expanduser(text)):
+        apart = " ".join(text.replace(",", " ").split())
+        raise advised(
+            UsageError(f"there is no member {text!r}"), f"put spaces between members: {apart}"
+        )
+    return text
+
+
+def _is_json(text: str) -> bool:
+    return text.lstrip().startswith(("{", "["))
 
 
 def _check_lead(lead: str, names: Sequence[str]) -> None:
@@ -371,6 +387,7 @@ def question_after_members(arguments: argparse.Namespace) -> None:
         if (
             arguments.question is None
             and len(last.split()) > 1
+            and not _is_json(last)
             and not os.path.exists(os.path.expanduser(last))
         ):
             arguments.question = listed.pop()

@@ -6,23 +6,19 @@ Reads the headers of files, or asks the hub for them. It loads no model and no e
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import json
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from inspect import signature
+from pathlib import Path
 from typing import Any, TextIO
 
-from ..chat.options import Options
 from ..chat.references import arguments_of, names_of
-from ..errors import UsageError
-from ..members.names import (
-    VLLM,
-    is_chat_model,
-    is_gguf,
-    is_server,
-    is_vllm,
-    refuse_other_kinds,
-)
+from ..errors import MemberError, SpecFuseError, advised
+from ..members.hub import is_hub_name
+from ..members.names import VLLM, is_chat_model, is_gguf, is_server, is_vllm, refuse_mistaken
 from ..members.planning import (
-    CPU_CACHE_BYTES,
     Gpu,
     Placement,
     described_gpus,
@@ -31,11 +27,29 @@ from ..members.planning import (
     place,
     place_in_memory,
 )
+from ..members.server.vllm_source import (
+    VllmSource,
+    cache_bytes,
+    chosen_places,
+    refuse_gpu,
+    source_of,
+)
+from ..members.server.vllm_source import size_of as size_on_vllm
 from ..members.sizes import CONVERSATION, Size, size_of
 from ..show.terminal import one_line
-from .choices import members_of, new_parser
+from .choices import members_help, members_of, new_parser
 
-HEAD = ("member", "weights", "cache/1,000 tokens", "where", "memory", "tokens that fit")
+HEAD = (
+    "member",
+    "weights",
+    "cache/1,000 tokens",
+    "where",
+    "needs",
+    "takes at most",
+    "tokens that fit",
+)
+CACHE_TYPES = {"q8_0": 34 / 64, "q4_0": 18 / 64}
+"""``cache_type`` of a ``.gguf`` member -> the size of its cache, compared with 16 bits."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -45,13 +59,8 @@ def parser() -> argparse.ArgumentParser:
         "files, here or on the hub, and loads nothing.",
     )
     group = parser.add_argument_group("members")
-    listed = Options.model_fields["members"].description or ""
     group.add_argument(
-        "--members",
-        nargs="+",
-        metavar="M",
-        required=True,
-        help=listed.replace(", chat models, dicts of arguments, or member objects", ""),
+        "--members", nargs="+", metavar="M", required=True, help=members_help("members")
     )
     group.add_argument(
         "--gpus",
@@ -68,66 +77,130 @@ class _Row:
 
     name: str
     size: Size | None = None
-    """None: it needs no memory of this machine."""
+    """None: it needs no memory of this machine, or it is unknown."""
     note: str = ""
     """Where it is, if it is not placed."""
     on_gpu: bool = False
-    is_server: bool = False
-    """Whether it runs in a process of its own."""
+    server: VllmSource | None = None
+    """What its server is started with, if this process starts one for it."""
     shares_with: str | None = None
     """The member whose weights these are."""
+    has_adapter: bool = False
 
 
 def run(arguments: argparse.Namespace, out: TextIO) -> bool:
     """Print the plan. Raises the error that says what is missing after the sizes are printed."""
     machine = described_gpus(arguments.gpus) if arguments.gpus else gpus()
-    rows = _rows(members_of(arguments)[0], bool(machine))
-    for line in _machine(machine, rows):
-        print(line, file=out)
+    rows, errors = _rows(members_of(arguments)[0], bool(machine))
+    if not errors:
+        for line in _machine(machine, rows):
+            print(line, file=out)
     try:
+        if errors:
+            raise _joined(errors)
         placements = _placed(rows, machine)
-    except UsageError:
-        print("\n".join(_table(rows, {})), file=out)
+    except SpecFuseError:
+        if any(row.size for row in rows):
+            print("\n".join(_table(rows, {})), file=out)
         raise
     print("\n".join([*_table(rows, placements), *_remarks(rows)]), file=out)
     return True
 
 
-def _rows(references: Sequence[Any], has_gpu: bool) -> list[_Row]:
+def _joined(errors: Sequence[SpecFuseError]) -> SpecFuseError:
+    """The first error, with the others as notes."""
+    first, *others = errors
+    for other in others:
+        first.add_note("\n".join([f"also: {other}", *getattr(other, "__notes__", ())]))
+    return first
+
+
+def _rows(references: Sequence[Any], has_gpu: bool) -> tuple[list[_Row], list[SpecFuseError]]:
+    """The rows of these members, and the errors of those whose size is unknown."""
     rows: list[_Row] = []
-    owners: dict[str, str] = {}
+    errors: list[SpecFuseError] = []
+    owners: dict[Any, str] = {}
     for reference, name in zip(references, names_of(references), strict=True):
-        model = str(arguments_of(reference)["model"])
-        if is_server(model):
-            rows.append(_Row(name, note="on its server"))
-        elif is_chat_model(model):
-            rows.append(_Row(name, note="with its provider"))
-        elif model in owners:
-            rows.append(_Row(name, note=f"with {owners[model]}", shares_with=owners[model]))
-        else:
-            owners[model] = name
-            rows.append(_sized(name, model, has_gpu))
-    return rows
+        try:
+            rows.append(_row(name, arguments_of(reference), owners, has_gpu))
+        except SpecFuseError as error:
+            errors.append(error)
+            rows.append(_Row(name, note="not known"))
+    return rows, errors
 
 
-def _sized(name: str, model: str, has_gpu: bool) -> _Row:
+def _row(name: str, arguments: Mapping[str, Any], owners: dict[Any, str], has_gpu: bool) -> _Row:
+    """The row of one member. ``owners``: weights -> the first member that has them."""
+    model = str(arguments["model"])
+    if is_server(model):
+        return _Row(name, note="on its server")
+    if is_chat_model(model):
+        return _Row(name, note="with its provider")
+    adapter = arguments.get("adapter")
+    if adapter is not None:
+        _refuse_missing(str(adapter), model, name)
+    row, weights = _sized(name, model, arguments, has_gpu)
+    row = replace(row, has_adapter=adapter is not None)
+    owner = owners.setdefault(weights, name)
+    if owner == name:
+        return row
+    return replace(row, size=None, note=f"with {owner}", shares_with=owner)
+
+
+def _refuse_missing(adapter: str, model: str, name: str) -> None:
+    """Refuse an adapter that does not exist on this machine. One on the hub is not looked up."""
+    if not is_gguf(model):
+        refuse_mistaken(adapter, name)
+    elif not is_hub_name(adapter) and not Path(adapter).expanduser().exists():
+        missing = MemberError(f"{adapter} does not exist", member=name, kind="not_found")
+        raise advised(missing, "name a LoRA as a .gguf file")
+
+
+def _sized(
+    name: str, model: str, arguments: Mapping[str, Any], has_gpu: bool
+) -> tuple[_Row, Hashable]:
+    """The row of a member, and what those have in common that share its weights."""
     if is_gguf(model):
-        return _Row(name, size_of(model))
-    refuse_other_kinds(model.removeprefix(VLLM))
+        size, kept = size_of(model), arguments.get("cache_type")
+        return _Row(name, _with_cache(size, kept)), (model, arguments.get("n_gpu_layers"), kept)
     if is_vllm(model):
-        size = size_of(model.removeprefix(VLLM), dtype="auto")
-        return _Row(name, size, on_gpu=has_gpu, is_server=True)
-    # transformers computes in float32 on most CPUs.
-    return _Row(name, size_of(model, dtype=None if has_gpu else "float32"), on_gpu=has_gpu)
+        names = signature(source_of).parameters
+        own = {key: value for key, value in arguments.items() if key in names}
+        source = source_of(**{**own, "model": model.removeprefix(VLLM)})
+        refuse_mistaken(source.model, name)
+        return _Row(name, size_on_vllm(source), on_gpu=has_gpu, server=source), source
+    refuse_mistaken(model, name)
+    on_gpu = has_gpu and arguments.get("device") != "cpu"
+    dtype = arguments.get("dtype", "auto")
+    if dtype == "auto":
+        # transformers computes in float32 on most CPUs.
+        dtype = None if on_gpu else "float32"
+    loaded = json.dumps([dtype, arguments.get("device"), arguments.get("model_kwargs")])
+    return _Row(name, size_of(model, dtype=dtype), on_gpu=on_gpu), (model, loaded)
+
+
+def _with_cache(size: Size, kept: str | None) -> Size:
+    """The size of a ``.gguf`` file whose cache is kept in this type."""
+    part = CACHE_TYPES.get(kept or "", 1.0)
+    return replace(
+        size,
+        cache_bytes_per_token=math.ceil(part * size.cache_bytes_per_token),
+        cache_bytes_per_answer=math.ceil(part * size.cache_bytes_per_answer),
+    )
 
 
 def _placed(rows: Sequence[_Row], machine: Sequence[Gpu]) -> dict[str, Placement]:
     on_gpu = {row.name: row.size for row in rows if row.size and row.on_gpu}
     in_memory = {row.name: row.size for row in rows if row.size and not row.on_gpu}
-    placements = place(on_gpu, machine) if on_gpu else []
+    sources = {row.name: row.server for row in rows if row.size and row.server}
+    placements = []
+    if on_gpu:
+        placements += place(on_gpu, machine, **chosen_places(sources))
     if in_memory:
-        servers = [row.name for row in rows if row.is_server and not row.on_gpu]
-        caches = dict.fromkeys(servers, CPU_CACHE_BYTES)
+        for name, source in sources.items():
+            if name in in_memory:
+                refuse_gpu(source)
+        caches = {name: cache_bytes(sources[name]) for name in in_memory if name in sources}
         placements += place_in_memory(in_memory, free_memory(), caches=caches)
     return {placement.member: placement for placement in placements}
 
@@ -161,7 +234,7 @@ def _table(rows: Sequence[_Row], placements: Mapping[str, Placement]) -> list[st
 def _cells(row: _Row, at: Placement | None) -> tuple[str, ...]:
     name = one_line(row.name)
     if row.size is None:
-        return (name, "", "", one_line(row.note), "", "")
+        return (name, "", "", one_line(row.note), "", "", "")
     mark = "~" if row.size.is_estimate else ""
     sizes = (
         name,
@@ -169,10 +242,11 @@ def _cells(row: _Row, at: Placement | None) -> tuple[str, ...]:
         mark + f"{1000 * row.size.token_bytes() / 1e6:.0f} MB",
     )
     if at is None:
-        return (*sizes, "", "", "")
+        return (*sizes, "", "", "", "")
     where = f"GPU{'s' * (len(at.gpus) > 1)} {', '.join(map(str, at.gpus))}" if at.gpus else "memory"
     each = " each" if len(at.gpus) > 1 else ""
-    return (*sizes, where, _gb(at.memory_bytes) + each, f"{at.tokens:,}")
+    amounts = (_gb(amount) + each for amount in (at.least_bytes, at.memory_bytes))
+    return (*sizes, where, *amounts, f"{at.tokens:,}")
 
 
 def _remarks(rows: Sequence[_Row]) -> list[str]:
@@ -183,7 +257,11 @@ def _remarks(rows: Sequence[_Row]) -> list[str]:
     if any(row.size is None and row.shares_with is None for row in rows):
         remarks.append("the memory of servers and providers is not counted")
     if any(row.shares_with for row in rows):
-        remarks.append("members of one model share its weights; adapters are not counted")
+        remarks.append("members of one model share its weights")
+    if any(row.has_adapter for row in rows):
+        remarks.append("adapters are not counted")
+    if any(row.size for row in rows):
+        remarks.append(f"needs: with a cache for one conversation of {CONVERSATION:,} tokens")
     if any(row.size and row.size.cache_bytes_per_answer for row in rows):
         remarks.append(
             "some layers keep a window or a state: their cache is counted for conversations of "

@@ -103,6 +103,9 @@ class Placement:
     gpus: tuple[int, ...]
     memory_bytes: int
     """The member's share of each GPU: weights, activations and cache."""
+    least_bytes: int
+    """The part of it without which the member is of no use: the weights, activations, and a cache
+    for one conversation of 4,096 tokens."""
     weight_bytes: int
     """The part of the weights on each GPU."""
     cache_bytes: int
@@ -466,7 +469,8 @@ def _placement(
     if member.memory is not None:
         share = min(_chosen_bytes(member.memory, gpus[index]) for index in place)
         cache = _cache(member, share)
-    return Placement(member.name, place, share, member.weights(), cache, held)
+    least = min(share, max(member.least(gpus[index]) for index in place))
+    return Placement(member.name, place, share, least, member.weights(), cache, held)
 
 
 def _chosen_bytes(memory: float, gpu: Gpu) -> int:
@@ -487,7 +491,7 @@ def place_in_memory(
 ) -> list[Placement]:
     """Place members in this machine's memory: their weights side by side, and for each cache
     ``CACHE_SHARE`` of what is left, as members in this process take it, or an equal part where
-    that would be more than there is. A cache grows up to that.
+    that would be more than there is. A cache grows up to that. It must hold one conversation.
 
     ``caches``: the bytes of caches that have a fixed size.
 
@@ -497,23 +501,25 @@ def place_in_memory(
     caches = caches or {}
     fixed = sum(size.weight_bytes for size in sizes.values()) + sum(caches.values())
     growing = [size for name, size in sizes.items() if name not in caches]
-    needed = fixed + sum(size.cache_bytes(CONVERSATION) for size in growing)
+    part = min(CACHE_SHARE, 1 / max(len(growing), 1))
+    largest = max((size.cache_bytes(CONVERSATION) for size in growing), default=0)
+    needed = fixed + math.ceil(largest / part)
     if needed > free_bytes:
         raise _no_memory(sizes, needed, free_bytes)
-    share = int(min(CACHE_SHARE, 1 / max(len(growing), 1)) * (free_bytes - fixed))
+    share = int(part * (free_bytes - fixed))
     placements = []
     for name, size in sizes.items():
-        cache = caches.get(name, share)
+        weights, cache = size.weight_bytes, caches.get(name, share)
+        least = weights + caches.get(name, size.cache_bytes(CONVERSATION))
         tokens = int(cache / size.token_bytes())
-        memory = size.weight_bytes + cache
-        placements.append(Placement(name, (), memory, size.weight_bytes, cache, tokens))
+        placements.append(Placement(name, (), weights + cache, least, weights, cache, tokens))
     return placements
 
 
 def _no_memory(sizes: Mapping[str, Size], needed: int, free_bytes: int) -> UsageError:
     error = UsageError(
-        f"there is no room in memory: the weights and the smallest caches need "
-        f"{_gb(needed)}, and {_gb(free_bytes)} is free; {_gb(needed - free_bytes)} is missing"
+        f"there is no room in memory: the weights, and caches that hold {CONVERSATION:,} tokens, "
+        f"need {_gb(needed)}, and {_gb(free_bytes)} is free; {_gb(needed - free_bytes)} is missing"
     )
     largest = max(sizes, key=lambda name: sizes[name].weight_bytes)
     if needed - sizes[largest].weight_bytes <= free_bytes and len(sizes) > 1:
@@ -565,11 +571,34 @@ def _refusal(
     quantized = member.weights() // 4 + needed - member.weights()
     if member.memory is None and member.size.weight_bytes and quantized <= left[best]:
         advised(error, f"choose {member.name} in 4 bits (AWQ, GPTQ): it needs {_gb(quantized)}")
-    if others and len(gpus) > member.count and member.pinned is None and member.memory is None:
-        advised(error, f"divide a larger one among GPUs: tensor_parallel={2 * member.count}")
+    divided = _divided_to_fit(members, gpus, room)
+    if divided is not None:
+        advised(
+            error,
+            f"divide {divided.name} among GPUs, then all fit: tensor_parallel={divided.count}",
+        )
     return advised(
         error, "choose smaller models, or a machine with more memory: --gpus describes one"
     )
+
+
+def _divided_to_fit(
+    members: Sequence[_Member], gpus: Mapping[int, Gpu], room: Mapping[int, int]
+) -> _Member | None:
+    """A member that would have to be divided among more GPUs for all to fit; None if dividing one
+    is not enough."""
+    tries = iter(range(TRIES))
+    for place, member in enumerate(members):
+        heads = member.size.heads
+        count = 2 * member.count
+        is_free = member.pinned is None and member.memory is None
+        while is_free and count <= len(gpus) and (heads or count) % count == 0:
+            divided = replace(member, count=count)
+            changed = [divided, *members[:place], *members[place + 1 :]]
+            if _assigned(changed, gpus, room, tries) is not None:
+                return divided
+            count *= 2
+    return None
 
 
 def _gb(size: float) -> str:

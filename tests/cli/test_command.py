@@ -452,7 +452,7 @@ FLAGS = {
     "--api-key=secret": ["'--api-key'", "from the environment"],
     "--lead=X": ["--lead", "got 'X'", "alpha, beta, gamma"],
     "--lead=alpa": ["--lead", "did you mean 'alpha'?"],
-    '--members={"model": "x"}': ["a name", "need Python"],
+    "--members={model: x}": ["must be JSON", '{"model": "vllm:Qwen/Qwen3-8B", "memory": 0.5}'],
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -67,8 +68,74 @@ def test_without_a_gpu_all_is_in_memory(models, plan, monkeypatch, tmp_path):
 def test_a_server_without_a_gpu_has_a_cache_of_its_own_size(models, plan, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     code, rows, _, _ = plan("--members", models[1], f"vllm:{models[1]}")
-    assert code == FINE and rows["gemma#2"][2:4] == ["memory", "2.1 GB"]
-    assert rows["gemma"][3] != "2.1 GB"
+    assert code == FINE and rows["gemma#2"][2:5] == ["memory", "2.1 GB", "2.1 GB"]
+    assert rows["gemma"][3] == "0.0 GB" and rows["gemma"][4] != "2.1 GB"
+
+
+def given(**arguments):
+    """Return a member with arguments, as the shell passes it."""
+    return json.dumps(arguments)
+
+
+def test_a_member_takes_the_arguments_of_python(models, plan):
+    file, folder = models
+    code, rows, _, _ = plan(
+        *("--gpus", "2x24", "--members"),
+        given(model=f"vllm:{folder}", gpu=1, memory=0.5, name="half"),
+        given(model=f"vllm:{folder}", tensor_parallel=2, name="divided"),
+        given(model=folder, device="cpu", name="here"),
+        given(model=file, cache_type="q8_0", name="short"),
+        file,
+    )
+    assert code == FINE
+    assert rows["half"][2:5] == ["GPU 1", "12.0 GB", "12.0 GB"]
+    assert rows["divided"][2] == "GPUs 0, 1" and rows["divided"][4].endswith("each")
+    assert rows["here"][2] == rows["short"][2] == "memory"
+    assert rows["short"][4] == rows["small"][4] and "with" not in rows["small"][2]
+
+
+def test_engine_arguments_change_what_fits(models, plan):
+    fitting = []
+    for dtype in ("float32", "float16"):
+        wide = given(model=f"vllm:{models[1]}", engine_args={"dtype": dtype})
+        _, rows, _, _ = plan("--gpus", "24", "--members", wide)
+        fitting.append(int(rows["gemma"][-1].replace(",", "")))
+    assert fitting[1] == pytest.approx(2 * fitting[0], rel=0.01)
+
+
+def test_members_with_other_arguments_share_no_weights(models, plan):
+    _, folder = models
+    twice = given(model=f"vllm:{folder}", memory=0.3, name="b")
+    code, rows, _, _ = plan("--gpus", "24", "--members", f"vllm:{folder}", twice)
+    assert code == FINE and rows["b"][2] == "GPU 0"
+
+
+@pytest.mark.parametrize(
+    ("member", "message", "advice"),
+    [
+        ("{model: 'a'}", "must be JSON", '\'{"model": "vllm:Qwen/Qwen3-8B", "memory": 0.5}\''),
+        ("['a', 'b']", "must be JSON", '"memory"'),
+        ('["a", "b"]', "must be a name or a JSON object", "one by one"),
+        ('{"model": "vllm:a/b", "memory": 20}', "in bytes", "memory=20e9"),
+        ('{"model": "vllm:a/b", "tensor_paralel": 2}', "no argument", "'tensor_parallel'"),
+    ],
+)
+def test_wrong_arguments_are_refused_as_in_python(plan, member, message, advice):
+    code, _, _, err = plan("--members", member)
+    assert code == MISUSED and message in err and advice in err
+
+
+def test_a_missing_adapter_is_an_error(models, plan, tmp_path):
+    file, folder = models
+    for name in (f"vllm:{folder}+/no/law", f"{folder}+/no/law", f"{file}+/no/law.gguf"):
+        _, _, _, err = plan("--gpus", "24", "--members", name)
+        assert "/no/law" in err and "does not exist" in err
+
+
+def test_all_names_that_are_wrong_are_told_at_once(models, plan):
+    code, rows, _, err = plan("--members", models[1], "/no/one.gguf", "./no-two")
+    assert code == MISUSED and "no-two does not exist" in err and "has no one.gguf" in err
+    assert rows["one"] == ["not known"] and len(rows["gemma"]) == 2
 
 
 def test_what_the_hub_has_is_planned_without_fetching_it(models, plan, monkeypatch, tmp_path):
@@ -85,6 +152,7 @@ def test_members_of_one_model_share_its_weights(models, plan):
     adapted = f"vllm:{folder}+org/law"
     code, rows, out, _ = plan("--gpus", "24", "--members", f"vllm:{folder}", adapted)
     assert code == FINE and rows["law"] == ["with gemma"]
+    assert "share its weights" in out
     assert "adapters are not counted" in out
 
 

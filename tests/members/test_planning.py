@@ -210,6 +210,22 @@ def test_a_cache_in_memory_may_have_a_size_of_its_own():
     assert second.cache_bytes == int(0.3 * 8 * GB)
 
 
+def test_a_cache_in_memory_that_holds_no_conversation_is_no_room():
+    talker = model(1, 1_000_000)  # 4,096 tokens are 4.1 GB, and a cache gets 0.3 of what is left
+    with pytest.raises(UsageError, match=r"need 14\.7 GB, and 14\.0 GB is free"):
+        place_in_memory({"a": talker}, 14 * GB)
+    (placed,) = place_in_memory({"a": talker}, 15 * GB)
+    assert placed.least_bytes <= placed.memory_bytes and placed.tokens >= CONVERSATION
+
+
+def test_what_a_member_needs_is_at_most_what_it_gets():
+    sizes = {"a": SMALL, "b": model(0.5, 10_000)}
+    placements = [*place_in_memory(sizes, 13 * GB), *place(sizes, described_gpus("24"))]
+    assert all(at.weight_bytes < at.least_bytes < at.memory_bytes for at in placements)
+    (own,) = place({"a": SMALL}, described_gpus("24"), memory={"a": 8 * GB})
+    assert own.least_bytes == own.memory_bytes == 8 * GB
+
+
 def test_many_members_in_memory_never_get_more_than_there_is():
     placements = place_in_memory(dict.fromkeys("abcdefg", SMALL), 30 * GB)
     assert sum(at.memory_bytes for at in placements) <= 30 * GB
@@ -227,6 +243,21 @@ def test_the_error_says_what_would_fit():
     assert any("leave small out" in note for note in caught.value.__notes__)
     with pytest.raises(UsageError, match="there is no GPU"):
         place({"llama": LLAMA}, [])
+
+
+def test_dividing_a_model_is_advised_where_it_is_enough():
+    sizes = {"llama": LLAMA, "small": model(7, heads=8), "other": SMALL}
+    with pytest.raises(UsageError) as caught:
+        place(sizes, described_gpus("24+16"))
+    assert not any("tensor_parallel" in note for note in caught.value.__notes__)
+    sizes = {name: model(10, heads=8) for name in "abc"}
+    with pytest.raises(UsageError) as caught:
+        place(sizes, described_gpus("2x24"))
+    (advice,) = (note for note in caught.value.__notes__ if "tensor_parallel=2" in note)
+    assert "then all fit" in advice
+    with pytest.raises(UsageError) as caught:
+        place(sizes, described_gpus("2x2.4"))
+    assert not any("tensor_parallel" in note for note in caught.value.__notes__)
 
 
 def test_many_unlike_gpus_are_refused_soon():

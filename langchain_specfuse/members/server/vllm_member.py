@@ -21,16 +21,16 @@ from pydantic import Field
 from ...core.member import Probe
 from ...core.values import Failure
 from ...errors import MemberError, UsageError, advised
-from ...secret_values import found_in, is_secret, masked
+from ...secret_values import masked
 from ..arguments import checked
 from ..names import check_argument
-from ..planning import check_choices
 from ..threads import each, shown
 from . import vllm_server
 from .http import Address
 from .member import ServerMember
 from .tokenizers import local_tokenizer
-from .vllm_server import VllmServer, VllmSource
+from .vllm_server import VllmServer
+from .vllm_source import source_of
 
 log = logging.getLogger("langchain_specfuse")
 
@@ -39,19 +39,6 @@ NOWHERE = "http://127.0.0.1"
 _SERVER = ("_number", "_server", "_on_deletion", "_connecting")
 """Attributes that belong to the running server and are not copied."""
 _NUMBERS = itertools.count()
-_RESERVED = {
-    "model": "it is the first argument",
-    "served_model_name": "members are named by name=",
-    "host": "the server listens on this machine only",
-    "port": "a free one is taken",
-    "lora_modules": "adapters are named by adapter=, a member each",
-    "tensor_parallel_size": "pass tensor_parallel=",
-    "gpu_memory_utilization": "pass memory=, which the plan of all members knows",
-    "uds": "the server listens at a port of this machine",
-    "ssl_keyfile": "it listens on this machine only, without TLS",
-    "ssl_certfile": "it listens on this machine only, without TLS",
-}
-"""Flags that the member sets itself, and what to do instead."""
 _ELSEWHERE = {
     "device": "gpu=0 names a GPU; without it, the members are placed by their sizes",
     "tensor_parallel_size": "tensor_parallel=2",
@@ -137,17 +124,15 @@ class VllmMember(ServerMember):
         base = os.fspath(model)
         check_argument(base, "VllmMember", ["transformers"], "a hub id or a folder")
         self.adapter = None if adapter is None else os.fspath(adapter)
-        self._source = VllmSource(
+        self._source = source_of(
             base,
-            None if python is None else os.fspath(python),
-            _numbers(gpu),
-            memory,
-            tensor_parallel,
-            _as_json(engine_args or {}, memory),
-            batch_invariant,
+            python=python,
+            gpu=gpu,
+            memory=memory,
+            tensor_parallel=tensor_parallel,
+            engine_args=engine_args,
+            batch_invariant=batch_invariant,
         )
-        label = name or base
-        check_choices(label, self._source.gpu, memory, tensor_parallel)
         super().__init__(
             NOWHERE,
             self.adapter or base,
@@ -273,33 +258,3 @@ class VllmMember(ServerMember):
             log.info("%s: the server tokenizes (%s)", self.name, error)
         else:
             self.tokenizer = self._source.model
-
-
-def _numbers(gpu: int | Sequence[int] | None) -> tuple[int, ...] | None:
-    if gpu is None:
-        return None
-    return (gpu,) if isinstance(gpu, int) else tuple(gpu)
-
-
-def _as_json(arguments: Mapping[str, Any], memory: float | None) -> str:
-    """``engine_args`` as text. Refuses those that the member sets itself, and keys: other users of
-    the machine see the arguments of its processes."""
-    plain = {str(name).lstrip("-").replace("-", "_"): value for name, value in arguments.items()}
-    for name in plain:
-        if name in _RESERVED:
-            error = UsageError(f"engine_args holds {name!r}, which the member sets itself")
-            raise advised(error, _RESERVED[name])
-        if is_secret(name):
-            error = UsageError(f"engine_args holds {name!r}, but arguments of processes are public")
-            raise advised(error, "put it into an environment variable, such as HF_TOKEN")
-    if memory is not None and "kv_cache_memory_bytes" in plain:
-        error = UsageError("memory= and the engine argument kv_cache_memory_bytes are both given")
-        raise advised(error, "leave one of the two out")
-    if any(found_in(plain)):
-        error = UsageError("engine_args holds a secret, but arguments of processes are public")
-        raise advised(error, "put it into a file or an environment variable that vLLM reads")
-    try:
-        return json.dumps(plain, sort_keys=True)
-    except TypeError as error:
-        unread = UsageError(f"engine_args must be plain values, got {masked(arguments)!r:.200}")
-        raise advised(unread, f"{error}; for example {{'max_model_len': 8192}}") from None

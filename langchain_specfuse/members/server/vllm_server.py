@@ -39,6 +39,7 @@ from .. import planning
 from ..threads import SHOWN, refuse_late, shown
 from .http import Address
 from .process import HOST, ServerProcess, free_port, wait_for_ends
+from .vllm_source import VllmSource, cache_bytes, chosen_places, refuse_gpu, size_of
 
 log = logging.getLogger("langchain_specfuse")
 
@@ -86,20 +87,6 @@ _LEFT: SimpleQueue[Callable[[], object]] = SimpleQueue()
 perhaps while it holds a lock, so they only put something here."""
 _releasing: threading.Thread | None = None
 """Does what is in ``_LEFT``, as long as there are servers."""
-
-
-@dataclass(frozen=True, slots=True)
-class VllmSource:
-    """What distinguishes one server from another."""
-
-    model: str
-    python: str | None = None
-    gpu: tuple[int, ...] | None = None
-    memory: float | None = None
-    tensor_parallel: int | None = None
-    engine_args: str = "{}"
-    """As JSON."""
-    batch_invariant: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -480,7 +467,7 @@ def _places(servers: Sequence[VllmServer]) -> dict[VllmServer, Place | BaseExcep
         try:
             python, version = python_with_vllm(server.source.python)
             if known and "cpu" not in version:
-                on_gpus[server] = python, _size_of(server.source)
+                on_gpus[server] = python, size_of(server.source)
             else:
                 on_cpu[server] = python, _known_size(server.source)
         except (MemberError, UsageError) as error:  # the others start without it
@@ -507,13 +494,7 @@ def _on_gpus(
     placed = planning.place(
         {name: servers[server][1] for name, server in names.items()},
         known,
-        pinned={name: source.gpu for name, source in sources.items() if source.gpu},
-        memory={name: source.memory for name, source in sources.items() if source.memory},
-        tensor_parallel={
-            name: source.tensor_parallel
-            for name, source in sources.items()
-            if source.tensor_parallel
-        },
+        **chosen_places(sources),
     )
     places = {}
     for at in placed:
@@ -552,21 +533,11 @@ def _labels(servers: Sequence[VllmServer]) -> dict[str, VllmServer]:
     return labels
 
 
-def _size_of(source: VllmSource) -> planning.Size:
-    chosen = json.loads(source.engine_args)
-    dtype = chosen.get("dtype", "auto")
-    try:
-        return planning.size_of(source.model, dtype=dtype, quantization=chosen.get("quantization"))
-    except FileNotFoundError as error:
-        missing = MemberError(f"{source.model} holds no model: {error}", kind="not_found")
-        raise advised(missing, "name a hub id, or a folder as save_pretrained writes it") from error
-
-
 def _known_size(source: VllmSource) -> planning.Size | None:
     """The size of a model; None if it is unknown, because on a CPU vLLM can start without it.
     Raises if there is no such model, before vLLM takes half a minute to find that out."""
     try:
-        return _size_of(source)
+        return size_of(source)
     except MemberError as error:
         if error.kind == "not_found":
             raise
@@ -581,7 +552,7 @@ def _check_memory(servers: Mapping[VllmServer, planning.Size | None]) -> None:
     names = _labels(list(servers))
     sizes = {name: servers[server] for name, server in names.items()}
     known = {name: size for name, size in sizes.items() if size is not None}
-    caches = {name: _cache_bytes(names[name].source) for name in known}
+    caches = {name: cache_bytes(names[name].source) for name in known}
     try:
         free = planning.free_memory()
     except UsageError:  # psutil is no requirement of servers
@@ -596,23 +567,12 @@ def _check_memory(servers: Mapping[VllmServer, planning.Size | None]) -> None:
         )
 
 
-def _cache_bytes(source: VllmSource) -> int:
-    """The cache of a server on a CPU."""
-    if source.memory is None:
-        return planning.CPU_CACHE_BYTES
-    if source.memory > 1:
-        return int(source.memory)
-    return int(source.memory * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-
-
 def _on_cpu(source: VllmSource, python: str, count: int) -> Place:
     """The flags and variables of one of ``count`` servers that a CPU runs side by side. A variable
     of the user counts more."""
-    if source.gpu:
-        error = UsageError(f"gpu={list(source.gpu)} is given, but there is no GPU for {python}")
-        raise advised(error, "leave gpu= out, or see what nvidia-smi shows")
+    refuse_gpu(source)
     chosen = {
-        "kv_cache_memory_bytes": _cache_bytes(source),
+        "kv_cache_memory_bytes": cache_bytes(source),
         "enforce_eager": True,  # compiling takes a minute
         "block_size": 32,  # vLLM's 128 would read up to 127 tokens again for each scored token
     }
