@@ -58,7 +58,9 @@ class Block:
         ]
 
     def compiled(self) -> Any:
-        return compile("\n" * (self.line - 1) + self.code, str(self.page), "exec")
+        source = "\n" * (self.line - 1) + self.code
+        # A page does not have the future features of this file.
+        return compile(source, str(self.page), "exec", dont_inherit=True)
 
     def run(self, names: dict[str, Any]) -> list[str]:
         """Run it with these names; return the lines that it prints."""

@@ -145,6 +145,11 @@ def test_an_example_with_a_validator_of_guardrails_runs(name, capsys):
 
 
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
+BENEFITS = {
+    "first_steps": "[provider left: ConnectionError: peer closed connection]",
+    "does_it_help": "with the check  100.0",
+}
+"""Notebook -> a part of what it prints with real models."""
 
 
 def run_notebook(path: Path) -> None:
@@ -176,9 +181,10 @@ def test_a_notebook_runs_with_scripted_members_and_has_outputs(path, monkeypatch
 @pytest.mark.real
 @pytest.mark.long
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs_with_real_models(path, monkeypatch, tmp_path):
+def test_a_notebook_shows_its_benefit_with_real_models(path, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     run_notebook(path)
+    assert BENEFITS[path.stem] in capsys.readouterr().out
 
 
 def test_every_example_is_tested_and_says_what_it_shows():
