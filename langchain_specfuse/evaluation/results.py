@@ -38,6 +38,9 @@ class Graded:
     finish: str = ""
     """``stop``, ``length`` or another finish reason of the answer."""
     tokens: int = 0
+    rounds: int = 0
+    drafts: int = 0
+    """Drafts of all members. ``drafts / rounds`` members took part in a round."""
     passes: int = 0
     """Forward passes of all members: one per drafted token, one per scoring."""
     seconds: float = 0.0

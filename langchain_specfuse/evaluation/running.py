@@ -247,6 +247,8 @@ async def _graded(plan: Plan, system: System, ensemble: Ensemble, ask: Ask) -> G
         failure,
         finish=(rounds[-1].finish or "") if rounds else "",
         tokens=tokens_of(rounds),
+        rounds=len(rounds),
+        drafts=sum(len(round.drafts) for round in rounds),
         passes=sum(map(passes_of, rounds)),
         seconds=seconds_of(rounds),
         checks=counts_of(rounds, ended),

@@ -46,6 +46,7 @@ def test_every_system_answers_every_question_once(tmp_path):
     first = next(graded for graded in answers if graded.system == "ensemble")
     assert first.answer.startswith("The sum is ")
     assert (first.finish, first.error, first.tokens) == ("stop", "", 4)
+    assert (first.rounds, first.drafts) == (1, 2)
 
 
 async def test_a_run_works_where_an_event_loop_is_running_as_in_a_notebook(tmp_path):
