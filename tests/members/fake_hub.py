@@ -138,12 +138,12 @@ def _answering(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
                 return self.refuse(503)
             kind, _, rest = address.path[1:].partition("/")
             if kind == "api":
-                name = rest.removeprefix("models/").partition("/revision/")[0]
+                name = rest.partition("/")[2].partition("/revision/")[0]
                 return self.list(name, "blobs" in parse_qs(address.query))
             if kind == "store":
                 return self.send_file(rest)
             name, _, place = address.path[1:].partition("/resolve/")
-            return self.resolve(name, place.partition("/")[2])
+            return self.resolve(name.removeprefix("datasets/"), place.partition("/")[2])
 
         def list(self, name: str, described: bool) -> None:
             repository = hub.repositories.get(name)
