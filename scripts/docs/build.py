@@ -294,6 +294,8 @@ MEASURED: Mapping[str, tuple[Callable[[Any], str], str]] = {
     "member-sets": (tables.sets, "benchmarks/engines"),
     "member-sets-short": (partial(tables.sets, short=True), "benchmarks/engines"),
     "numbers": (tables.numbers, "benchmarks/engines"),
+    "papers": (tables.papers, "studies/paper"),
+    "paper-sets": (tables.paper_sets, "studies/paper"),
     "prefix": (tables.prefix, "benchmarks/prefix"),
     "served": (tables.served, "benchmarks/served"),
     **{

@@ -512,3 +512,54 @@ def skills(results: Mapping[str, Result], members: str) -> str:
         rows.append((way, f"{found.count('1')} of {len(found)}", won, lost))
     heads = ("way", "right", "the vote won", "the vote lost")
     return _joined(table(heads, rows), source("studies/specialists", worlds[0]["about"]))
+
+
+def papers(results: Result) -> str:
+    """The tables of the papers, cell by cell, also those that were not run."""
+    parts: list[str | Sequence[str]] = []
+    for found in results["tables"]:
+        reports_members = bool(found["reported"])
+        heads = ["system", *found["sets"]]
+        if reports_members:
+            heads += ["members per round", "in the paper"]
+        rows = []
+        for row in found["rows"]:
+            cells = [_paper_cell(row["sets"].get(name)) for name in found["sets"]]
+            if reports_members:
+                own = row["members per round"]
+                cells += ["not run" if own is None else own, found["reported"][row["system"]]]
+            rows.append((row["system"], *cells))
+        members = ", ".join(f"`{name}`" for name in found["members"])
+        parts += [f"**{found['title']}**: {members}.", table(heads, rows)]
+        if found["about"]:
+            parts.append(source("studies/paper", found["about"]))
+    return _joined(*parts)
+
+
+def _paper_cell(cell: Result | None) -> str:
+    """The score of a system on a set, and how it compares."""
+    if not cell:
+        return "not run"
+    text = f"{100 * cell['score']:.1f}"
+    if cell["questions"]:
+        text += f" of {cell['questions']}"
+    if "verdict" in cell:
+        text += f", {cell['verdict']}"
+    elif "won" in cell:
+        text += f", {cell['won']} won, {cell['lost']} lost"
+    return text
+
+
+def paper_sets(results: Result) -> str:
+    """The sets of the papers' tables, with their licences."""
+    rows = [
+        (
+            f"`{one['set']}`",
+            f"[{one['repository']}](https://huggingface.co/datasets/{one['repository']})",
+            one["licence"],
+            f"`{one['revision'][:7]}`" if one["revision"] else "recorded when it is read",
+            one["measure"],
+        )
+        for one in results["sets"]
+    ]
+    return _joined(table(("set", "repository", "licence", "commit", "score"), rows))

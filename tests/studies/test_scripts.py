@@ -19,7 +19,8 @@ STUDIES = Path(__file__).parents[2] / "studies"
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "script", ["compare", "decisions", "fusion", "lead", "routing", "specialists", "transcripts"]
+    "script",
+    ["compare", "decisions", "fusion", "lead", "paper", "routing", "specialists", "transcripts"],
 )
 def test_a_script_says_what_its_arguments_are(script):
     call = [sys.executable, str(STUDIES / f"{script}.py"), "--help"]

@@ -1,0 +1,510 @@
+"""The experiments of SpecFuse v2 and SpecEM, and the checks that follow from them, with this
+package.
+
+    python studies/paper.py                  # every table whose members fit on this machine
+    python studies/paper.py --plan           # only what fits, and how long it takes
+    python studies/paper.py --plan --gpus 80
+    python studies/paper.py --table --out studies/paper.json
+
+Before the run, the script prints the memory that each group of members needs on this machine and
+leaves out the tables whose members do not fit. Then it asks a few development questions in every
+way and prints the hours that the rest takes at that pace. A stopped run continues.
+
+The members are ours: the texts of the papers that we could read name sizes, not models. Other
+members are named with ``--members``: ``vllm:`` and hub ids, folders, GGUF files, addresses.
+
+Needs the extras ``hub`` and ``server`` of the package, vLLM, and for the sets ``pip install
+pyarrow rouge-score lm-eval langdetect immutabledict nltk``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import date
+from functools import partial
+from io import StringIO
+from pathlib import Path
+from typing import Any, TypeAlias
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
+
+import hub_sets
+from cases import DEVELOPMENT, SEALED
+from common import commit, machine
+from forecast import Pace, forecast
+from systems import chosen
+
+from langchain_specfuse.chat.members import ensemble_for, unload
+from langchain_specfuse.chat.references import names_of
+from langchain_specfuse.cli import plan as plan_command
+from langchain_specfuse.core.member import Member
+from langchain_specfuse.core.options import Settings
+from langchain_specfuse.errors import SpecFuseError, UsageError, advised
+from langchain_specfuse.evaluation import Graded, Plan, Report, Results, System, Task, run, summary
+from langchain_specfuse.evaluation.comparison import by_system, compared
+from langchain_specfuse.evaluation.running import Progress
+from langchain_specfuse.evaluation.tasks import digest
+from langchain_specfuse.members.planning import gpus
+
+Row: TypeAlias = dict[str, Any]
+"""One system of a table, as plain JSON."""
+COUNT = 300
+"""Sealed questions of each set."""
+MEASURED = 16
+"""Development questions of each set, as many as are asked at once."""
+
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "five": (
+        "vllm:meta-llama/Llama-3.1-8B-Instruct",
+        "vllm:Qwen/Qwen2.5-7B-Instruct",
+        "vllm:mistralai/Mistral-7B-Instruct-v0.3",
+        "vllm:google/gemma-2-9b-it",
+        "vllm:tiiuae/Falcon3-7B-Instruct",
+    ),
+    "three": (
+        "vllm:meta-llama/Llama-3.1-8B-Instruct",
+        "vllm:Qwen/Qwen2.5-7B-Instruct",
+        "vllm:mistralai/Mistral-7B-Instruct-v0.3",
+    ),
+    "mixed": (
+        "vllm:meta-llama/Llama-3.2-1B-Instruct",
+        "vllm:meta-llama/Llama-3.1-8B-Instruct",
+        "vllm:hugging-quants/Meta-Llama-3.1-70B-Instruct-AWQ-INT4",
+    ),
+    "large": (
+        "vllm:meta-llama/Llama-3.3-70B-Instruct",
+        "vllm:Qwen/Qwen2.5-72B-Instruct",
+        "vllm:nvidia/Llama-3.1-Nemotron-70B-Instruct-HF",
+    ),
+}
+"""Members that are loaded together, the largest last where their sizes differ."""
+
+ALONE, SPECFUSE, SPECEM = "singles", "SpecFuse:method=specfuse", "SpecEM:method=specem"
+OURS = "robust:method=robust"
+EXACT = ("gsm8k", "mmlu", "arc", "ifeval", "dolly")
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table: some systems of one group of members on some sets."""
+
+    title: str
+    group: str
+    systems: tuple[str, ...]
+    """As ``systems.py`` reads them. ``{largest}`` is the last member."""
+    sets: tuple[str, ...] = ("gsm8k", "ifeval")
+    reported: Mapping[str, str] = field(default_factory=dict)
+    """System -> how many members take part in a round, according to the paper."""
+
+
+TABLES: Mapping[str, Table] = {
+    "main": Table("Five members of 7B to 9B", "five", (ALONE, SPECFUSE, SPECEM, OURS), EXACT),
+    "exit": Table(
+        "Members that leave, and no exit",
+        "five",
+        (SPECFUSE, "SpecFuse without exit:method=specfuse,exit=never"),
+        reported={"SpecFuse": "2.4 of 5", "SpecFuse without exit": "5 of 5"},
+    ),
+    "one-gpu": Table(
+        "Three members on one GPU of 80 GB", "three", (ALONE, SPECFUSE, SPECEM, OURS), EXACT
+    ),
+    "segments": Table(
+        "Sizes of segments (10 tokens by default), and one round",
+        "three",
+        (
+            SPECEM,
+            "5 tokens:method=specem,segment_tokens=5",
+            "20 tokens:method=specem,segment_tokens=20",
+            "40 tokens:method=specem,segment_tokens=40",
+            "one round:method=specem,segment_tokens=4096",
+        ),
+    ),
+    "temperature": Table(
+        "Temperature 1, and greedy",
+        "three",
+        (
+            SPECEM,
+            "SpecEM at 1:method=specem,temperature=1.0",
+            SPECFUSE,
+            "SpecFuse at 1:method=specfuse,temperature=1.0",
+        ),
+    ),
+    "long": Table(
+        "Long texts: at least 300 words", "three", (ALONE, SPECFUSE, SPECEM, OURS), ("long",)
+    ),
+    "mixed": Table(
+        "Mixed sizes: 1B, 8B and 70B",
+        "mixed",
+        (ALONE, SPECFUSE, SPECEM, OURS, "the largest leads:method=robust,lead={largest}"),
+        EXACT,
+    ),
+    "large": Table("Three members of 70B to 72B", "large", (ALONE, SPECFUSE, SPECEM, OURS), EXACT),
+}
+
+
+# --- what is asked --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Group:
+    """Members that are loaded together, and their tables."""
+
+    name: str
+    references: tuple[str, ...]
+    tables: tuple[str, ...]
+
+    def answers(self, folder: Path, part: str) -> Path:
+        """Where the answers to the questions of a part are stored."""
+        return folder / self.name / part
+
+    def pace(self, folder: Path) -> Pace:
+        return Pace(folder / self.name / "pace.json")
+
+
+def groups_of(tables: Sequence[str], members: Sequence[str] | None) -> list[Group]:
+    """The groups of these tables; a single one if members are given."""
+    if members:
+        name = f"own-{digest(list(members))[:6]}"  # other members have another pace
+        return [Group(name, tuple(members), tuple(tables))]
+    needed = dict.fromkeys(TABLES[name].group for name in tables)
+    return [
+        Group(name, GROUPS[name], tuple(one for one in tables if TABLES[one].group == name))
+        for name in needed
+    ]
+
+
+def plans(
+    table: str, members: Mapping[str, Member], tasks: Mapping[str, Task], at_once: int
+) -> Iterator[Plan]:
+    """The plan of each set of a table that is asked."""
+    for name in TABLES[table].sets:
+        if name in tasks:
+            settings = Settings(max_tokens=tasks[name].max_tokens, lead=None, seed=0)
+            systems = systems_of(TABLES[table], list(members), settings)
+            yield Plan(tasks[name], systems, members, at_once=at_once)
+
+
+def systems_of(table: Table, members: Sequence[str], settings: Settings) -> tuple[System, ...]:
+    """The systems of a table with these members."""
+    names = [name.replace("{largest}", members[-1]) for name in table.systems]
+    return tuple(chosen(names, members, settings))
+
+
+def single_plans(plans: Iterable[Plan]) -> Iterator[tuple[str, Plan]]:
+    """What is asked by each system, and a plan for that system alone."""
+    for plan in plans:
+        for system in plan.systems:
+            yield f"{plan.task.name}, {system.name}", replace(plan, systems=(system,))
+
+
+def remaining(
+    group: Group, tasks: Mapping[str, Task], results: Results, at_once: int
+) -> dict[str, int]:
+    """How many answers of a group are left, by what is asked. Tables share answers."""
+    members = ensemble_for(group.references).members
+    left: dict[str, set[str]] = {}
+    for table in group.tables:
+        for what, plan in single_plans(plans(table, members, tasks, at_once)):
+            keys = (ask.key for ask in plan.asks(plan.systems[0]))
+            left.setdefault(what, set()).update(key for key in keys if key not in results)
+    return {what: len(keys) for what, keys in left.items()}
+
+
+def ask(
+    group: Group,
+    tasks: Mapping[str, Task],
+    part: str,
+    folder: Path,
+    at_once: int,
+    store: Callable[[str, list[Row]], None] | None = None,
+) -> None:
+    """Ask everything of a group that has no answer yet. ``store`` gets the rows of a table after
+    each system."""
+    ensemble = ensemble_for(group.references)
+    members, pace = ensemble.members, group.pace(folder)
+    with Results(group.answers(folder, part)) as results:
+        if any(remaining(group, tasks, results, at_once).values()):
+            ensemble.loaded().result()  # before the clock runs
+        for table in group.tables:
+            for what, plan in single_plans(plans(table, members, tasks, at_once)):
+                print(f"{group.name}, {table}, {part}: {what}", file=sys.stderr, flush=True)
+                with pace.measured(what, lambda: len(results.answers())):
+                    run(plan, results, watch=Progress(sys.stderr))
+                if store:
+                    own = plans(table, members, tasks, at_once)
+                    store(table, rows_of(own, results, pace))
+
+
+# --- memory and hours -----------------------------------------------------------------------------
+
+
+def memory_plan(group: Group, described: str | None) -> tuple[str, bool]:
+    """What ``langchain-specfuse plan`` says about the members of a group, and whether they fit on
+    this machine, or on a described one."""
+    words = ["--members", *group.references]
+    if described:
+        words += ["--gpus", described]
+    out = StringIO()
+    try:
+        plan_command.run(plan_command.parser().parse_args(words), out)
+    except SpecFuseError as error:
+        notes = "\n".join(getattr(error, "__notes__", ()))
+        return f"{out.getvalue()}{error}\n{notes}".strip(), False
+    return out.getvalue().strip(), True
+
+
+def hours_plan(
+    groups: Sequence[Group], tasks: Mapping[str, Task], folder: Path, at_once: int
+) -> str:
+    """How many answers are left, and how long they take at the pace that was measured."""
+    lines = []
+    for group in groups:
+        left = remaining(group, tasks, Results(group.answers(folder, SEALED)), at_once)
+        lines += [f"{group.name}:", *(f"  {line}" for line in forecast(left, group.pace(folder)))]
+    return "\n".join(lines)
+
+
+def is_measured(group: Group, tasks: Mapping[str, Task], folder: Path, at_once: int) -> bool:
+    """Whether the pace of everything that is left is known."""
+    left = remaining(group, tasks, Results(group.answers(folder, SEALED)), at_once)
+    pace = group.pace(folder)
+    return all(pace.seconds_each(what) for what, answers in left.items() if answers)
+
+
+# --- rows -----------------------------------------------------------------------------------------
+
+
+def rows_of(plans: Iterable[Plan], results: Results, pace: Pace) -> list[Row]:
+    """A row for each system of a table, with a cell for each set that it has answered."""
+    cells: dict[str, dict[str, Any]] = {}
+    answered: dict[str, list[Graded]] = {}
+    for plan in plans:
+        asks = [ask.key for system in plan.systems for ask in plan.asks(system)]
+        answers = results.answers(asks)
+        report, grouped = summary(plan, answers), by_system(answers)
+        for system in plan.systems:
+            own = grouped[system.name]
+            answered.setdefault(system.name, []).extend(own)
+            row = report.row(system.name)
+            if row is not None:
+                cell = {name: round(getattr(row, name), 4) for name in CELL}
+                cell["by the clock"] = pace.seconds_each(f"{plan.task.name}, {system.name}")
+                cell |= against(report, system.name, grouped[plan.systems[0].name], own)
+                cells.setdefault(system.name, {})[plan.task.name] = cell
+    return [
+        {
+            "system": name,
+            "sets": cells.get(name, {}),
+            "members per round": members_per_round(own),
+        }
+        for name, own in answered.items()
+    ]
+
+
+CELL = ("questions", "score", "failed", "tokens", "passes", "seconds")
+
+
+def against(
+    report: Report, name: str, first: Sequence[Graded], own: Sequence[Graded]
+) -> dict[str, Any]:
+    """Whether a system is better than each member alone or, in a table without single members, how
+    it compares with the first system."""
+    if report.against_members(name):
+        return {"verdict": report.verdict(name)}
+    has_singles = bool(report.comparisons)
+    if has_singles or not first or first[0].system == name:
+        return {}
+    found = compared(own, first)
+    return {"won": found.wins, "lost": found.losses, "p": round(found.p, 4)}
+
+
+def members_per_round(answers: Sequence[Graded]) -> float | None:
+    """How many members took part in a round, on average; None without answers."""
+    rounds = sum(graded.rounds for graded in answers)
+    return round(sum(graded.drafts for graded in answers) / rounds, 2) if rounds else None
+
+
+class Stored:
+    """The rows of all tables, in a file beside the answers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "rows.json"
+        self.tables: dict[str, Any] = {}
+        if self.path.exists():
+            self.tables = json.loads(self.path.read_text("utf-8"))
+
+    def add(self, group: Group, table: str, rows: list[Row]) -> None:
+        where = ", ".join(gpu.name for gpu in gpus()) or machine()
+        about = {"commit": commit(), "date": f"{date.today()}", "machine": where}
+        members = list(group.references)
+        self.tables[table] = {"about": about, "members": members, "rows": rows}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(json.dumps(self.tables, indent=1) + "\n", "utf-8")
+
+
+def page(folder: Path) -> dict[str, Any]:
+    """Everything that the page shows: all tables, also those that were not run, and the sets."""
+    stored, record = Stored(folder).tables, folder / "sets.json"
+    read = json.loads(record.read_text("utf-8")) if record.exists() else {}
+    tables = []
+    for name, table in TABLES.items():
+        found = stored.get(name, {})
+        members = found.get("members") or list(GROUPS[table.group])
+        tables.append(
+            {
+                "table": name,
+                "title": table.title,
+                "members": members,
+                "sets": list(table.sets),
+                "reported": dict(table.reported),
+                "about": found.get("about", {}),
+                "rows": found.get("rows") or not_run(table, members),
+            }
+        )
+    sets = [
+        {
+            "set": name,
+            "repository": one.repository,
+            "licence": one.licence,
+            "measure": one.measure,
+            "revision": read.get(name, {}).get("revision") or one.revision,
+        }
+        for name, one in hub_sets.SETS.items()
+    ]
+    return {"sets": sets, "tables": tables}
+
+
+def not_run(table: Table, members: Sequence[str]) -> list[Row]:
+    """The rows of a table that was not run."""
+    systems = systems_of(table, names_of(members), Settings(lead=None))
+    return [{"system": one.name, "sets": {}, "members per round": None} for one in systems]
+
+
+def lines_of(table: Mapping[str, Any]) -> Iterator[str]:
+    """A table for the terminal."""
+    yield f"{table['title']} ({', '.join(table['members'])})"
+    for row in table["rows"]:
+        cells = [
+            f"{name} {100 * cell['score']:.1f} of {cell['questions']}"
+            for name, cell in row["sets"].items()
+        ]
+        yield f"  {row['system']}: {', '.join(cells) or 'not run'}"
+
+
+# --- the run --------------------------------------------------------------------------------------
+
+
+def tasks_of(
+    tables: Sequence[str], sets: Sequence[str], part: str, count: int, options: Any
+) -> dict[str, Task]:
+    """The questions of all sets that these tables ask."""
+    wanted = dict.fromkeys(one for name in tables for one in TABLES[name].sets if one in sets)
+    missing = hub_sets.missing_packages(list(wanted))
+    if missing:
+        error = UsageError(f"the sets {', '.join(wanted)} need {', '.join(missing)}")
+        install = " ".join(missing).replace("_", "-")
+        raise advised(error, f"pip install {install}; or choose others with --sets")
+    return {name: hub_sets.task(name, part, count, options.folder, options.data) for name in wanted}
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tables", nargs="+", choices=TABLES, default=list(TABLES))
+    parser.add_argument("--sets", nargs="+", choices=hub_sets.SETS, default=list(hub_sets.SETS))
+    parser.add_argument("--members", nargs="+", help="in place of the members of every table")
+    parser.add_argument("--data", type=Path, help="a folder of files with the sets' questions")
+    parser.add_argument("--questions", type=int, default=COUNT, help="of each set (%(default)s)")
+    parser.add_argument(
+        "--measured",
+        type=int,
+        default=MEASURED,
+        help="development questions of each set that measure the pace (%(default)s)",
+    )
+    parser.add_argument("--at-once", type=int, default=16, help="questions under way together")
+    parser.add_argument("--folder", type=Path, default=Path("specfuse-study/paper"))
+    parser.add_argument("--gpus", help="with --plan: another machine's GPUs, such as 80 or 4x80")
+    parser.add_argument("--plan", action="store_true", help="only say what fits and how long")
+    parser.add_argument("--table", action="store_true", help="only show the results so far")
+    parser.add_argument("--out", type=Path, help="write what the page shows as JSON")
+    return parser
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    arguments = parser()
+    options = arguments.parse_args(words)
+    if options.gpus and not options.plan:
+        arguments.error("--gpus describes another machine: add --plan")
+    try:
+        if options.table:
+            return show(options)
+        return study(options)
+    except SpecFuseError as error:
+        notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
+        print(f"error: {error}{notes}", file=sys.stderr)
+        return 1
+
+
+def study(options: argparse.Namespace) -> int:
+    """Plan, measure and ask. Returns 1 if a group could not be asked."""
+    fitting, failed = [], False
+    for group in groups_of(options.tables, options.members):
+        text, fits = memory_plan(group, options.gpus)
+        verdict = "fits" if fits else "is left out"
+        print(f"{group.name} ({', '.join(group.tables)}) {verdict}\n{text}\n", flush=True)
+        if fits:
+            fitting.append(group)
+    if options.gpus or not fitting:
+        return 0 if options.plan else 1
+    tables = [table for group in fitting for table in group.tables]
+    sealed = tasks_of(tables, options.sets, SEALED, options.questions, options)
+    if options.plan:
+        print(hours_plan(fitting, sealed, options.folder, options.at_once))
+        return 0
+    pilot = tasks_of(tables, options.sets, DEVELOPMENT, options.measured, options)
+    for group in list(fitting):
+        if is_measured(group, sealed, options.folder, options.at_once):
+            continue
+        if not asked(group, pilot, DEVELOPMENT, options):
+            fitting.remove(group)
+            failed = True
+    print(hours_plan(fitting, sealed, options.folder, options.at_once), flush=True)
+    for group in fitting:
+        failed |= not asked(group, sealed, SEALED, options)
+    show(options)
+    return int(failed)
+
+
+def asked(group: Group, tasks: Mapping[str, Task], part: str, options: argparse.Namespace) -> bool:
+    """Ask a group and free its members. Returns False if they failed; the other groups are asked
+    nevertheless."""
+    stored = Stored(options.folder)
+    store = partial(stored.add, group) if part == SEALED else None
+    try:
+        ask(group, tasks, part, options.folder, options.at_once, store)
+    except SpecFuseError as error:
+        notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
+        print(f"{group.name}: {error}{notes}", file=sys.stderr, flush=True)
+        return False
+    finally:
+        unload(*group.references)
+    return True
+
+
+def show(options: argparse.Namespace) -> int:
+    """Print all tables, and write them as JSON if there is a file."""
+    content = page(options.folder)
+    for table in content["tables"]:
+        print("\n".join(lines_of(table)), flush=True)
+    if options.out:
+        options.out.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
