@@ -285,6 +285,7 @@ def measured(make: Callable[[Any], str], script: str) -> str:
 
 
 MEASURED: Mapping[str, tuple[Callable[[Any], str], str]] = {
+    "checks-short": (tables.checks_short, "studies/checked"),
     "endpoint": (tables.endpoint, "benchmarks/endpoint"),
     "engines": (tables.engines, "benchmarks/engines"),
     "failover": (tables.failover, "benchmarks/failover"),
@@ -293,7 +294,6 @@ MEASURED: Mapping[str, tuple[Callable[[Any], str], str]] = {
     "load": (tables.load, "benchmarks/load"),
     "member-sets": (tables.sets, "benchmarks/engines"),
     "member-sets-short": (partial(tables.sets, short=True), "benchmarks/engines"),
-    "numbers": (tables.numbers, "benchmarks/engines"),
     "papers": (tables.papers, "studies/paper"),
     "paper-sets": (tables.paper_sets, "studies/paper"),
     "prefix": (tables.prefix, "benchmarks/prefix"),
@@ -306,6 +306,7 @@ MEASURED: Mapping[str, tuple[Callable[[Any], str], str]] = {
     "study-lora": (partial(tables.skills, members="lora"), "studies/specialists"),
     "study-skills": (partial(tables.skills, members="tiny"), "studies/specialists"),
     "threads": (tables.threads, "benchmarks/threads"),
+    "takeover": (tables.takeover, "benchmarks/failover"),
     "tracing": (tables.tracing, "benchmarks/tracing"),
 }
 """The name of a table, what makes it, and the script whose results it shows."""

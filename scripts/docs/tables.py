@@ -30,13 +30,14 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
     ]
 
 
-def source(script: str, about: Result, *details: str) -> str:
+def source(script: str, about: Result, *notes: str) -> str:
     """The line below a table: the script that made it, when and where, if the result has them."""
-    facts = "; ".join(filter(None, (*details, about.get("machine"), about.get("clock"))))
+    facts = "; ".join(filter(None, (*notes, about.get("machine"), about.get("clock"))))
     when = ""
     if about.get("commit"):
         when = f" at commit `{about['commit']}`, {about['date']}"
-    return f"*Made by `{script}.py`{when}. {facts[:1].upper()}{facts[1:]}.*"
+    details = f" {facts[:1].upper()}{facts[1:]}." if facts else ""
+    return f"*Made by `{script}.py`{when}.{details}*"
 
 
 def _joined(*parts: str | Sequence[str]) -> str:
@@ -103,36 +104,6 @@ def _called(way: str) -> str:
     return WAYS[kind].format(name)
 
 
-def numbers(results: Result) -> str:
-    """One row for each thing that people would use instead, of the largest demo that was compared
-    with it."""
-    rows = dict.fromkeys(("server", "whole", "transformers"), ())
-    for size, found in results["ensembles"].items():
-        ways, speeds = found["ways"], _speeds(found["ways"])
-        for way, one in ways.items():
-            kind, _, name = way.partition(" ")
-            if kind == "server":
-                voting = f"{speeds['all'] / speeds[kind]:.2f} times"
-                leading = f"{speeds['default'] / speeds[kind]:.2f} times"
-                shown = f"{voting} its tokens/s"
-                if "led" in speeds:
-                    shown = f"{leading} its tokens/s as the lead (the default), {voting} in a vote"
-                rows[kind] = (f"{name} alone in llama-server", f"`{size}`", shown)
-            elif kind == "whole":
-                shown = (
-                    f"shows its first text in {ways['all']['first_s'] / one['first_s']:.2f} times "
-                    "the time"
-                )
-                rows[kind] = ("the members' whole answers, then a vote", f"`{size}`", shown)
-            elif kind == "transformers":
-                shown = f"{speeds['all'] / speeds[kind]:.1f} times its tokens/s"
-                rows[kind] = ("the same weights in transformers, float32", f"`{size}`", shown)
-    heads = ("what you could use instead", "demo", "the ensemble in llama.cpp, compared with it")
-    return _joined(
-        table(heads, filter(None, rows.values())), source("benchmarks/engines", results["about"])
-    )
-
-
 def sets(results: Result, short: bool = False) -> str:
     """Sets of members for machines of several sizes."""
     measured = {}
@@ -141,7 +112,13 @@ def sets(results: Result, short: bool = False) -> str:
         measured[names] = _speeds(found["ways"])["default"]
     heads = ("machine", "members", "memory, computed", "tokens/s", "try it for")
     rows = member_sets.rows(measured)
-    return _joined(table(heads, [rows[at] for at in member_sets.SHORT] if short else rows))
+    if not short:
+        return _joined(table(heads, rows))
+    few = [
+        (machine, members.replace(", ", "<br>"), speed)
+        for machine, members, _, speed, _ in (rows[at] for at in member_sets.SHORT)
+    ]
+    return _joined(table(("machine", "members", "tokens/s"), few))
 
 
 # --- one recorded answer --------------------------------------------------------------------------
@@ -481,6 +458,45 @@ def checked(results: Mapping[str, Result], name: str) -> str:
             cell += [f"{timed[way]['seconds']:.1f}", f"{timed[way]['first text']:.1f} s"]
         cells.append(tuple(cell))
     return _joined(table(tuple(heads), cells), source("studies/checked", results[name]))
+
+
+def checks_short(results: Mapping[str, Result]) -> str:
+    """One row for each set of questions: the lead alone, asked again, and with checks."""
+    sets = {
+        "rules": ("keep their rule", "kept"),
+        "sources": ("invent a number", "with faults"),
+        "code": ("pass hidden tests", "good"),
+    }
+    cells = []
+    for name, (label, key) in sets.items():
+        if name not in results:
+            continue
+        ways = _ways(results[name])
+        again, checked = (ways[way] for way in ("retries", "checked"))
+        cells.append(
+            (
+                f"{label}, of {ways['lead']['questions']}",
+                ways["lead"][key],
+                f"{again[key]} ({again['passes']:.2g}×)",
+                f"**{checked[key]}** ({checked['passes']:.2g}×)",
+            )
+        )
+    heads = ("answers that", "alone", "asked again", "with checks")
+    passes = "In brackets: forward passes, compared with the model alone."
+    return _joined(table(heads, cells), f"{passes} {source('studies/checked', {})}")
+
+
+def takeover(results: Result) -> str:
+    """How soon a reserve goes on, in one line."""
+    seconds = {
+        one["reserve"]: one["s"] for one in results["takeovers"] if one["conversation"] == "short"
+    }
+    hosted = results["hosted"]["first_s"]
+    return _joined(
+        f"The next text comes {seconds['in this process']:.1f} s after the lead has died if the "
+        f"reserve is in this process, {hosted:.1f} s if it is hosted.",
+        source("benchmarks/failover", results["about"]),
+    )
 
 
 def _ways(result: Result | None) -> dict[str, Any]:
