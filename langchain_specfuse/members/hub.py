@@ -206,6 +206,18 @@ def _folder(repository: str) -> Path:
     return Path(constants.HF_HUB_CACHE, f"models--{repository}".replace("/", separator))
 
 
+def downloads(repository: str) -> Path:
+    """The folder of the hub's cache into which files of this repository are fetched."""
+    return _folder(repository) / "blobs"
+
+
+def is_cached(model: str) -> bool:
+    """Whether the hub's cache has the config of this model."""
+    from huggingface_hub import try_to_load_from_cache
+
+    return isinstance(try_to_load_from_cache(model, "config.json"), str)
+
+
 def _snapshot(repository: str) -> Path | None:
     """The folder with the repository's files as they were when the hub was last asked."""
     folder = _folder(repository)
@@ -400,7 +412,7 @@ def _fetch(repository: str, commit: str | None, files: Sequence[HubFile]) -> Pat
     missing = [file for file, path in zip(files, paths, strict=True) if path is None]
     if missing:
         missing = [_described(repository, commit, file) for file in missing]
-        folder = _folder(repository) / "blobs"
+        folder = downloads(repository)
         _announce(missing, folder)
         for file in missing:
             blob = folder / file.sha256 if file.sha256 else None

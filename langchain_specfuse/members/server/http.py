@@ -13,7 +13,8 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
@@ -37,6 +38,31 @@ CONNECT_S = 5.0
 MOST_BYTES = 1 << 27
 """A longer reply is refused. The longest requested reply, the log-probabilities of a whole
 vocabulary, takes a tenth of it."""
+
+
+_THREAD = threading.local()
+
+
+class _Unlogged(logging.Filter):
+    """Drops httpx2's line about each request inside :func:`unlogged`, unless the user has asked for
+    httpx2's own log: an answer takes dozens of requests."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        is_wanted = logging.getLogger("httpx2").level != logging.NOTSET
+        return is_wanted or record.levelno > logging.INFO or not getattr(_THREAD, "unlogged", False)
+
+
+logging.getLogger("httpx2").addFilter(_Unlogged())
+
+
+@contextmanager
+def unlogged() -> Iterator[None]:
+    """Keep httpx2 from logging the requests of this thread at the level INFO."""
+    _THREAD.unlogged = True
+    try:
+        yield
+    finally:
+        _THREAD.unlogged = False
 
 
 class RefusedError(MemberError):
@@ -199,9 +225,8 @@ class Client:
         left = self._left()
         timeout = httpx2.Timeout(left, connect=min(CONNECT_S, left))
         trace = {"trace": self._opened}
-        with self._client.stream(
-            method, self._url(path), json=body, timeout=timeout, extensions=trace
-        ) as response:
+        stream = partial(self._client.stream, timeout=timeout, extensions=trace)
+        with unlogged(), stream(method, self._url(path), json=body) as response:
             content = bytearray()
             self._note_bytes()
             for chunk in response.iter_bytes():

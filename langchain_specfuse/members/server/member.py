@@ -278,6 +278,7 @@ class ServerMember:
         for kind in kinds:
             try:
                 session = self._token_session(kind(client, model))
+                log.info("%s: a trial finds out how %s scores", self.name, kind.name)
                 session.check()
             except MemberError as error:
                 if kind is kinds[-1] or client.broken or not _is_foreign(error):

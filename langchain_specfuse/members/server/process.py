@@ -87,6 +87,13 @@ class ServerProcess:
         finally:
             connection.close()
 
+    def log_size(self) -> int:
+        """The bytes of the log. They change with each line."""
+        try:
+            return self.log.stat().st_size
+        except FileNotFoundError:  # it was stopped
+            return 0
+
     def log_lines(self) -> list[str]:
         """The last lines of the server's output, without what would control a terminal."""
         try:

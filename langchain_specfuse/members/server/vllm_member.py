@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import partial
+from threading import Thread
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -194,8 +195,15 @@ class VllmMember(ServerMember):
     def probe(self) -> Probe:
         with self._connecting:
             if self._ready is None:
+                # Importing transformers may take longer than all requests of the trial.
+                reading = Thread(
+                    target=self._read_tokenizer, name="specfuse-tokenizer", daemon=True
+                )
+                reading.start()
                 self.address = self._address()
-                self._choose_tokenizer()
+                if reading.is_alive():
+                    log.info("%s: waiting for its tokenizer", self.name)
+                reading.join()
             return super().probe()
 
     def unload(self) -> None:
@@ -248,13 +256,13 @@ class VllmMember(ServerMember):
             raise advised(failed, "see the cause, then ask again") from error
         return replace(address, timeout_s=self.address.timeout_s)
 
-    def _choose_tokenizer(self) -> None:
+    def _read_tokenizer(self) -> None:
         """Tokenize in this process if possible: then a draft takes one request."""
         if self.tokenizer is not None or importlib.util.find_spec("transformers") is None:
             return
         try:
             local_tokenizer(self._source.model)
-        except (MemberError, UsageError) as error:
-            log.info("%s: the server tokenizes (%s)", self.name, error)
+        except Exception as error:  # transformers may raise anything
+            log.info("%s: the server tokenizes (%s)", self.name, shown(error))
         else:
             self.tokenizer = self._source.model

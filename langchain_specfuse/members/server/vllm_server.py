@@ -37,9 +37,17 @@ from ...errors import MemberError, UsageError, advised
 from ...secret_values import masked, remember
 from .. import planning
 from ..threads import SHOWN, refuse_late, shown
-from .http import Address
+from .http import Address, unlogged
 from .process import HOST, ServerProcess, free_port, wait_for_ends
-from .vllm_source import VllmSource, cache_bytes, chosen_places, refuse_gpu, size_of
+from .vllm_source import (
+    VllmSource,
+    cache_bytes,
+    chosen_places,
+    downloads,
+    is_here,
+    refuse_gpu,
+    size_of,
+)
 
 log = logging.getLogger("langchain_specfuse")
 
@@ -48,7 +56,12 @@ PORTS = 3
 LOOKS_S = 0.2
 """How often it looks whether a server is ready."""
 TELLS_S = 5.0
-"""How often the log says that a server is still starting."""
+"""How often the log says what a server that starts is doing."""
+TELLS_AGAIN_S = 20.0
+"""How often it says so if the server has written nothing new."""
+QUIET_S = 600.0
+"""A server that starts is ended if for so long it writes nothing, and nothing of its model
+arrives."""
 RESTARTS_AGAIN_S = 600.0
 """A server that dies is started again, but once in this time only."""
 SHOWN_LINES = 12
@@ -299,19 +312,27 @@ class VllmServer:
             process.stop()
 
     def _has_loaded(self, process: ServerProcess) -> bool:
-        """Wait until the server is ready. False: it has ended."""
-        began = told = time.monotonic()
+        """Wait until the server is ready. False: it has ended. Raises if it does not get on."""
         log.info("%s: vLLM is starting; its log is %s", self.name, process.log)
+        progress = Progress(self.name, process, downloads(self.source))
         while process.is_alive:
             if process.is_ready() and self._is_ours(process):
-                log.info("%s: vLLM is ready after %.0f s", self.name, time.monotonic() - began)
+                log.info("%s: vLLM is ready after %.0f s", self.name, progress.seconds)
                 return True
-            if time.monotonic() - told > TELLS_S:
-                told = time.monotonic()
-                last = (process.log_lines() or ["no output yet"])[-1]
-                log.info("%s: starting for %.0f s: %s", self.name, told - began, last[-120:])
+            progress.look()
+            if progress.quiet_s > QUIET_S:
+                process.end()
+                raise self._stuck(process)
             time.sleep(LOOKS_S)
         return False
+
+    def _stuck(self, process: ServerProcess) -> MemberError | UsageError:
+        what = f"wrote nothing for {QUIET_S:g} s while it started, and was ended"
+        return advised(
+            self._failure(process, what),
+            "see its log; if it was fetching the model, fetch it first: hf download "
+            f"{self.source.model}",
+        )
 
     def _refuse_unused(self) -> None:
         if not self.users:
@@ -333,7 +354,7 @@ class VllmServer:
     ) -> httpx2.Response:
         sent = self._key if key is None else key
         headers = {"Authorization": f"Bearer {sent}"} if sent else {}
-        with httpx2.Client(trust_env=False, headers=headers, timeout=60.0) as client:
+        with httpx2.Client(trust_env=False, headers=headers, timeout=60.0) as client, unlogged():
             return client.request(method, f"http://{HOST}:{port}{path}", json=body)
 
     # --- the command ------------------------------------------------------------------------------
@@ -419,6 +440,50 @@ class VllmServer:
         end = "\n   ".join(line[:300] for line in lines[-SHOWN_LINES:])
         error.add_note(f"the end of its log, {process.log}:\n   {end or '(empty)'}")
         return error
+
+
+class Progress:
+    """What a server that starts is doing: its log, and the parts of its model that arrive."""
+
+    def __init__(self, name: str, process: ServerProcess, downloads: Path | None) -> None:
+        self._name = name
+        self._process = process
+        self._downloads = downloads
+        self._began = self._looked = self._told = self._changed = time.monotonic()
+        self._signs: object = None
+        self._line = ""
+
+    @property
+    def seconds(self) -> float:
+        """How long the server has been starting."""
+        return time.monotonic() - self._began
+
+    @property
+    def quiet_s(self) -> float:
+        """For how long nothing has changed."""
+        return self._looked - self._changed
+
+    def look(self) -> None:
+        """Look for changes and log them, every few seconds."""
+        now = time.monotonic()
+        if now - self._looked < min(TELLS_S, QUIET_S):
+            return
+        self._looked = now
+        signs = self._process.log_size(), self._arrived()
+        if signs != self._signs:
+            self._signs, self._changed = signs, now
+        line = last_step(self._process.log_lines())
+        if line != self._line or now - self._told > TELLS_AGAIN_S:
+            self._told = now
+            log.info("%s: starting for %.0f s: %s", self._name, self.seconds, line)
+            self._line = line
+
+    def _arrived(self) -> list[tuple[str, int]]:
+        """The files that are being fetched, with their sizes."""
+        if self._downloads is None:
+            return []
+        files = [file for file in self._downloads.rglob("*") if file.is_file()]
+        return sorted((file.name, file.stat().st_blocks) for file in files)
 
 
 def _has_failed(starting: Future[None]) -> bool:
@@ -539,7 +604,7 @@ def _known_size(source: VllmSource) -> planning.Size | None:
     try:
         return size_of(source)
     except MemberError as error:
-        if error.kind == "not_found":
+        if error.kind == "not_found" or not is_here(source):
             raise
         log.info("%s", error)
     except Exception as error:  # vLLM may know more about the files
@@ -780,6 +845,27 @@ _ERROR = re.compile(
 )
 _FOLLOWS = re.compile(r"Engine core initialization failed|See root cause above")
 """Errors that only say that there was another one."""
+
+
+_BEGINNING = re.compile(
+    r"(\(\w+ pid=\d+\) )*"
+    r"(?P<level>(DEBUG|INFO|WARNING|ERROR) [\d-]+ [\d:.,]+ \[[^]]*\] )?"
+)
+"""What vLLM writes before a line: the process, the level, the time, the place in its code."""
+
+
+def last_step(lines: Sequence[str]) -> str:
+    """What a server that starts did last, by the lines of its log: vLLM's own messages and progress
+    bars, without what stands before them.
+
+    >>> last_step(["(EngineCore pid=7) INFO 11-26 18:56:28 [a.py:2] Loading weights", "  x = f()"])
+    'Loading weights'
+    """
+    for line in reversed(lines):
+        begins = _BEGINNING.match(line)
+        if begins and (begins["level"] or "%|" in line):
+            return line[begins.end() :].strip()[:120]
+    return lines[-1].strip()[:120] if lines else "no output yet"
 
 
 def _errors(lines: Sequence[str]) -> list[str]:

@@ -6,11 +6,12 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ...errors import MemberError, UsageError, advised
 from ...secret_values import found_in, is_secret, masked
-from .. import planning
+from .. import hub, planning
 
 _RESERVED = {
     "model": "it is the first argument",
@@ -109,6 +110,29 @@ def size_of(source: VllmSource) -> planning.Size:
     except FileNotFoundError as error:
         missing = MemberError(f"{source.model} holds no model: {error}", kind="not_found")
         raise advised(missing, "name a hub id, or a folder as save_pretrained writes it") from error
+
+
+def is_here(source: VllmSource) -> bool:
+    """Whether the model is on this disk, as far as its config says it."""
+    if os.path.exists(os.path.expanduser(source.model)):
+        return True
+    if "download_dir" in json.loads(source.engine_args):
+        return os.path.exists(json.loads(source.engine_args)["download_dir"])
+    return hub.is_cached(source.model)
+
+
+def downloads(source: VllmSource) -> Path | None:
+    """The folder into which vLLM fetches the model; None if it fetches nothing, or it is not known
+    where."""
+    if os.path.exists(os.path.expanduser(source.model)):
+        return None
+    chosen = json.loads(source.engine_args).get("download_dir")
+    if chosen is not None:
+        return Path(chosen)
+    try:
+        return hub.downloads(source.model)
+    except ImportError:
+        return None
 
 
 def chosen_places(sources: Mapping[str, VllmSource]) -> dict[str, dict[str, Any]]:

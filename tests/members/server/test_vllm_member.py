@@ -16,6 +16,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,9 @@ import pytest
 from langchain_specfuse import Method, SpecFuseChatModel, VllmMember, unload
 from langchain_specfuse.core.values import Draft, DraftJob, Sampling
 from langchain_specfuse.errors import MemberError, UsageError
+from langchain_specfuse.members.server import vllm_server
 
-from .. import lora, tiny
+from .. import fake_hub, lora, tiny
 from ..fake_server import INST_END, FakeServer
 from .test_process import are_gone, until
 
@@ -342,6 +344,65 @@ def test_a_model_that_does_not_exist_is_an_error_before_anything_starts(starts: 
             SpecFuseChatModel(members=[f"vllm:{name}"]).invoke(QUESTION)
         assert name.removeprefix("./") in str(caught.value)
     assert len(starts()) == 0
+
+
+def test_a_hub_that_cannot_be_reached_is_an_error_before_anything_starts(
+    starts: Starts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with fake_hub.running(monkeypatch, tmp_path / "hub") as hub:
+        hub.stop()
+        with pytest.raises(MemberError, match="cannot be reached"):
+            VllmMember("org/absent").probe()
+    assert len(starts()) == 0
+
+
+def test_a_server_that_writes_nothing_for_too_long_is_ended(
+    folder: str, starts: Starts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_VLLM_LOADS_S", "60")
+    monkeypatch.setattr(vllm_server, "QUIET_S", 0.5)
+    member = VllmMember(folder)
+    with pytest.raises(MemberError, match="wrote nothing for") as caught:
+        member.probe()
+    assert any("hf download" in note for note in caught.value.__notes__)
+    until(lambda: are_gone(starts()[0]["pids"]))
+    member.unload()
+
+
+def test_a_server_that_fetches_its_model_is_not_ended(
+    models: dict[str, FakeServer], starts: Starts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    backends = {"org/tiny": next(iter(models.values())).port}
+    monkeypatch.setenv("FAKE_VLLM_BACKENDS", json.dumps(backends))
+    monkeypatch.setenv("FAKE_VLLM_LOADS_S", str(LOADS_S))
+    monkeypatch.setattr(vllm_server, "QUIET_S", LOADS_S / 4)
+    (tmp_path / "weights").mkdir()
+
+    def fetch() -> None:
+        for number in range(80):
+            (tmp_path / "weights" / f"{number}").touch()
+            time.sleep(LOADS_S / 40)
+
+    threading.Thread(target=fetch, daemon=True).start()
+    member = VllmMember("org/tiny", engine_args={"download_dir": str(tmp_path / "weights")})
+    # The server behind it serves its model under another name.
+    with pytest.raises(MemberError, match=r"serves .*tiny; expected org/tiny"):
+        member.probe()
+    member.unload()
+
+
+def test_requests_are_not_logged_by_httpx2_unless_it_is_asked_to(
+    folder: str, starts: Starts, caplog: pytest.LogCaptureFixture
+) -> None:
+    member = VllmMember(folder)
+    with caplog.at_level(logging.INFO):
+        member.probe()
+    assert any("vLLM is ready" in text for text in caplog.messages)
+    assert not any("HTTP Request" in text for text in caplog.messages)
+    with caplog.at_level(logging.INFO, "httpx2"):
+        assert isinstance(tiny.reply_of(member, job()), Draft)
+    assert any("HTTP Request" in text for text in caplog.messages)
+    member.unload()
 
 
 def test_another_port_is_tried_if_one_is_taken(
