@@ -467,32 +467,48 @@ def study(options: argparse.Namespace) -> int:
         print(hours_plan(fitting, sealed, options.folder, options.at_once))
         return 0
     pilot = tasks_of(tables, options.sets, DEVELOPMENT, options.measured, options)
+    loaded = Loaded()
     for group in list(fitting):
         if is_measured(group, sealed, options.folder, options.at_once):
             continue
-        if not asked(group, pilot, DEVELOPMENT, options):
+        if not asked(group, pilot, DEVELOPMENT, options, loaded):
             fitting.remove(group)
             failed = True
     print(hours_plan(fitting, sealed, options.folder, options.at_once), flush=True)
-    for group in fitting:
-        failed |= not asked(group, sealed, SEALED, options)
+    # The members that are loaded come first.
+    for group in sorted(fitting, key=lambda group: group is not loaded.group):
+        failed |= not asked(group, sealed, SEALED, options, loaded)
+    loaded.use(None)
     show(options)
     return int(failed)
 
 
-def asked(group: Group, tasks: Mapping[str, Task], part: str, options: argparse.Namespace) -> bool:
-    """Ask a group and free its members. Returns False if they failed; the other groups are asked
-    nevertheless."""
+class Loaded:
+    """The group whose members may be in memory. Only one is at a time."""
+
+    def __init__(self) -> None:
+        self.group: Group | None = None
+
+    def use(self, group: Group | None) -> None:
+        """Free the members of another group."""
+        if self.group is not None and self.group is not group:
+            unload(*self.group.references)
+        self.group = group
+
+
+def asked(
+    group: Group, tasks: Mapping[str, Task], part: str, options: argparse.Namespace, loaded: Loaded
+) -> bool:
+    """Ask a group. Returns False if its members failed; the other groups are asked nevertheless."""
     stored = Stored(options.folder)
     store = partial(stored.add, group) if part == SEALED else None
+    loaded.use(group)
     try:
         ask(group, tasks, part, options.folder, options.at_once, store)
     except SpecFuseError as error:
         notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
         print(f"{group.name}: {error}{notes}", file=sys.stderr, flush=True)
         return False
-    finally:
-        unload(*group.references)
     return True
 
 

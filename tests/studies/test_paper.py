@@ -15,7 +15,11 @@ from forecast import Pace, forecast
 
 from langchain_specfuse.errors import UsageError
 from tests.members import fake_hub, tiny
+from tests.members.server import test_vllm_member as vllm
+from tests.members.server.test_process import are_gone
 
+models, starts = vllm.models, vllm.starts
+"""Two tiny models, and programs that serve them as vLLM does."""
 ROOT = Path(__file__).parents[2]
 PROBLEMS = [{"question": f"What is {n} + 2?", "answer": f"So.\n#### {n + 2}"} for n in range(90)]
 CHOICES = {"text": ["red", "blue"], "label": ["1", "2"]}
@@ -156,6 +160,21 @@ def test_members_that_cannot_be_loaded_do_not_stop_the_others(
     assert "five: " in capsys.readouterr().err
     assert len(lines_of(study.folder, "three", SEALED)) == 4 * 6
     assert not (study.folder / "five" / SEALED).exists()
+
+
+def test_servers_run_while_their_group_is_asked_and_start_once_for_a_single_group(
+    study, models, starts, monkeypatch
+):
+    names = tuple(f"vllm:{folder}" for folder in models)
+    assert study("--tables", "exit", "--members", *names, questions=2) == 0
+    assert len(starts()) == 2 and len(lines_of(study.folder, "own", SEALED)) == 2 * 2
+    assert are_gone([pid for start in starts() for pid in start["pids"]])
+    monkeypatch.setitem(paper.GROUPS, "five", names)
+    monkeypatch.setitem(paper.GROUPS, "three", names[:1])
+    assert study("--tables", "exit", "temperature", questions=2) == 0
+    assert len(lines_of(study.folder, "three", SEALED)) == 4 * 2
+    assert len(starts()) == 2 + 2 + 1 + 2  # `five` is measured, then `three`, which goes on
+    assert are_gone([pid for start in starts() for pid in start["pids"]])
 
 
 def test_the_recorded_page_has_every_table_of_the_script(tmp_path):
