@@ -83,7 +83,7 @@ def steps(workflow: str) -> list[dict[str, str]]:
 
 def commands(text: str) -> set[str]:
     """Return the targets of make and the scripts that a text calls."""
-    return set(re.findall(r"^(?:if )?(make [a-z-]+|scripts/[a-z-]+)", text, re.M))
+    return set(re.findall(r"^(?:if |nice )?(make [a-z-]+|scripts/[a-z-]+)", text, re.M))
 
 
 def test_the_workflows_call_the_commands_of_ci():
