@@ -1,7 +1,11 @@
 "use strict";
-// Asks the server that this page came from, and draws the rounds of the answer as they come. Helpers are in page.js.
+// Asks the server that this page came from, and draws the rounds of the answer as they come. Helpers are in page.js, the
+// conversation is in talk.js.
 
 const shell = JSON.parse(part("shell").textContent); // the page of a saved run, without the run
+const STRUCK_MS = 8000; // for so long refused drafts are shown under their replacement,
+const MOST = 4; // at most so many
+const isTouched = matchMedia("(pointer: coarse)").matches; // focus on the field would open a keyboard over the answer
 let key = "", model = null, asking = null, unsaid = "";
 
 const lost = () => { throw new Error("the server cannot be reached"); };
@@ -48,9 +52,8 @@ async function greet() {
     return;
   }
   part("words").focus();
-  if (run.question) return; // a run is shown
-  part("summary").replaceChildren("They write one answer together, segment by segment: ", ...members.map((name) => node("span", { class: "member" }, badge(name), visible(name))));
-  tell("Enter asks, Shift+Enter begins a new line.");
+  tell(isTouched ? "" : "Enter asks, Shift+Enter begins a new line, Escape stops.");
+  if (!run.question) introduce();
 }
 
 // The rounds of a stream of events.
@@ -77,7 +80,7 @@ async function ask(event) {
   begin(question);
   try {
     await connect();
-    const body = { model: model.id, messages: [{ role: "user", content: question }], stream: true };
+    const body = { model: model.id, messages: messages(), stream: true };
     for await (const round of events(await request("v1/specfuse/rounds", body))) add(round);
   } catch (error) {
     run.error = asking.signal.aborted ? "you stopped it" : error.message;
@@ -88,14 +91,14 @@ async function ask(event) {
 
 function begin(question) {
   asking = new AbortController();
-  Object.assign(run, { question, error: "" });
+  append(question);
   document.title = question;
-  rounds.length = 0;
-  chosen = -1;
   part("words").value = "";
+  if (isTouched) part("words").blur();
   tell("The members draft the first segment.");
   busy(true);
   draw(0);
+  if (talk.length > 1) part("shown").scrollIntoView();
 }
 
 // The newest round is chosen, unless the reader looks at one.
@@ -104,6 +107,7 @@ function add(round) {
   const watched = !rounds.length || isInView(latest());
   rounds.push(round);
   draw(rounds.length - 1);
+  strike(round);
   if (follows) {
     show(rounds.length - 1);
     part("answer").scrollTop = part("answer").scrollHeight;
@@ -111,6 +115,39 @@ function add(round) {
   }
   tell("");
   say(round.text);
+  report(rounds.length - 1);
+}
+
+// For a moment, the drafts that checks refused stand struck out under the segment that took their place.
+function strike(round) {
+  const lines = new Map(); // a line -> how often it came
+  const refusals = list(round.rejected).filter((one) => !one.is_shown);
+  for (const { member, text, kept = 0, held_back = "", check, reason } of refusals) {
+    const line = JSON.stringify([member, text && held_back + text.slice(0, kept), text.slice(kept), `${check}: ${reason}`]);
+    lines.set(line, (lines.get(line) ?? 0) + 1);
+  }
+  const made = [...lines].map(([line, times]) => stricken(...JSON.parse(line), times));
+  if (round.withdrawn) made.push(node("span", {}, "✗ withdrawn before it was shown: ", node("del", {}, visible(round.withdrawn))));
+  if (made.length > MOST) made.splice(MOST - 1, Infinity, node("span", {}, `and ${made.length - MOST + 1} more`));
+  if (!made.length) return;
+  const remark = note("struck", ...made);
+  part("answer").lastElementChild.append(remark);
+  setTimeout(() => remark.remove(), STRUCK_MS);
+}
+
+function stricken(member, before, text, why, times) {
+  const name = node("bdi", {}, visible(member));
+  const draft = node("bdi", {}, visible(before), node("del", {}, visible(text)));
+  const what = text ? ["✗ ", name, ": ", draft] : ["✗ a draft of ", name, ", whose text is not shown here"];
+  return node("span", {}, ...what, times > 1 ? ` (${times} times)` : "", " ", node("bdi", { class: "small" }, visible(why)));
+}
+
+// For screen readers: what checks refused in a round, and who left.
+function report(at) {
+  const refusals = list(rounds[at].rejected).map((one) => `a check refused a draft of ${visible(one.member)}: ${visible(one.reason)}`);
+  const { before, after } = takeovers(at);
+  const all = [...new Set([...refusals, before, after])].filter(Boolean);
+  if (all.length) part("news").textContent = `Round ${rounds[at].round}: ${all.join("; ")}.`;
 }
 
 // The element to keep in view: with two columns the newest segment, with one column the details of the newest round.
@@ -121,7 +158,7 @@ function latest() {
 // A reader who scrolled elsewhere stays there.
 function isInView(shown) {
   const { top, bottom } = shown.getBoundingClientRect();
-  return bottom > 0 && top < innerHeight;
+  return bottom > 0 && top < Math.min(innerHeight, part("ask").getBoundingClientRect().top); // the form covers the rest
 }
 
 function end() {
@@ -135,9 +172,12 @@ function end() {
 
 function busy(on) {
   writing = on;
-  part("go").setAttribute("aria-disabled", on);
-  if (document.activeElement === part("stop")) part("words").focus();
-  part("stop").hidden = !on;
+  const [now, before] = on ? [part("stop"), part("go")] : [part("go"), part("stop")];
+  now.hidden = false;
+  if (document.activeElement === before) (on || isTouched ? now : part("words")).focus();
+  before.hidden = true;
+  part("anew").hidden = on || !talk.length;
+  for (const button of part("talk").querySelectorAll(".exchange button")) button.disabled = on;
   part("answer").setAttribute("aria-busy", on);
   part("run-part").classList.toggle("writing", on);
 }
@@ -166,6 +206,10 @@ part("stop").addEventListener("click", () => asking.abort());
 part("words").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) ask(event);
 });
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && !event.isComposing) asking?.abort();
+});
+part("anew").addEventListener("click", anew);
 part("unlock").addEventListener("submit", (event) => {
   event.preventDefault();
   key = part("key").value;

@@ -2,14 +2,19 @@
 // The page of one run. Text of models is shown as text nodes and attributes; it is never parsed as HTML.
 
 const part = (id) => document.getElementById(id);
-const run = JSON.parse(part("run").textContent);
-const { rounds, members } = run; // the live page adds to them
+let run, rounds, members; // the live page shows one run after another, and adds rounds
 const DASHES = ["", "dashed", "dotted"];
 const FINISHED = { stop: "its author ended it", stop_string: "a stop string appeared", length: "the budget was used up", refusal: "the members refused", check: "a check refused the rest" };
 const LEAVES = { exit: "voted out", error: "failed", timeout: "too slow", nan: "returned nonsense", overflow: "its context was full", not_found: "not found", budget: "the budget was spent" };
 let chosen = -1;
 let writing = false;
 let mark = null;
+
+function use(other) {
+  run = other;
+  ({ rounds, members } = run);
+  chosen = -1;
+}
 
 // --- helpers --------------------------------------------------------------------------------------------------------
 
@@ -86,6 +91,7 @@ function header() {
   const rejections = sum([run, ...rounds].map((item) => list(item.rejected).length));
   const ending = writing ? "more is to come" : last ? of(FINISHED, last.finish) ?? "it is incomplete" : "no segment was agreed";
   part("summary").textContent = `${count(segments(), "round")}, ${count(members.length, "member")}, ${count(tokens, "token")} in ${seconds.toFixed(1)} s; ${ending}${rejections ? `; checks refused ${count(rejections, "draft")}` : ""}`;
+  (last ? part("keys") : part("run-part")).before(part("error")); // where the text ends
   part("error").hidden = !run.error;
   part("error").textContent = `${last ? "The answer broke off" : "There is no answer"}: ${visible(run.error)}`;
 }
@@ -124,6 +130,35 @@ function legend() {
     part("legend").append(node("li", {}, node("span", { class: "badge", "aria-hidden": "true" }, "·"), "forced text: the format leaves no choice, so there is no vote"));
   }
 }
+
+// A departure in words. The reason may be long, or missing: an endpoint leaves out what a member raised.
+function departed(one, most = Infinity) {
+  const how = of(LEAVES, one.kind) ?? one.kind ?? "";
+  const reason = one.reason ?? "";
+  const why = reason.length > most ? `${reason.slice(0, most)}…` : reason;
+  return visible(`${one.member} left (${how})${why ? `: ${why}` : ""}`);
+}
+
+// Who left in a round, why, and who goes on. A member that drafted in this round left after its text, others before it.
+function takeovers(at) {
+  const item = rounds[at];
+  const leaving = list(item.left);
+  if (!leaving.length) return { before: "", after: "" };
+  const gone = rounds.slice(0, at + 1).flatMap((before) => list(before.left).map((one) => one.member));
+  const staying = (all) => [...new Set(all)].filter((name) => !gone.includes(name));
+  const writers = names(item.drafts).map((name) => of(item.samples, name) ?? name);
+  const others = staying(writers).length ? staying(writers) : staying(names(item.weights));
+  const goOn = others.length ? [`${others.map(visible).join(" and ")} ${others.length > 1 ? "go" : "goes"} on`] : [];
+  const said = (all, end) => (all.length ? [...all.map((one) => departed(one, 160)), ...end].join("; ") : "");
+  const drafted = (one) => writers.includes(one.member);
+  return {
+    before: said(leaving.filter((one) => !drafted(one)), goOn),
+    after: said(leaving.filter(drafted), item.finish ? [] : goOn),
+  };
+}
+
+// A remark in a segment. It is no part of the answer: it is not copied with it.
+const note = (kind, ...children) => node("span", { class: `note ${kind}`, dir: "auto" }, ...children);
 
 const hasLeft = (name) => rounds.some((item) => list(item.left).some((one) => one.member === name));
 
@@ -171,8 +206,9 @@ function answer(from) {
     const own = item.round ? "" : `[${count(names(item.drafts).length, "answer")}] `;
     const shownText = visible(item.text) || own || (item.ended ? "■" : "…");
     const rejections = list(item.rejected).length;
-    const note = rejections ? `; checks refused ${count(rejections, "draft")}` : "";
-    const name = `Round ${item.round}, ${item.winner || "all"}: ${shownText.trim() || "white space"}${note}`;
+    const { before: early, after: late } = takeovers(at);
+    const more = [rejections ? `checks refused ${count(rejections, "draft")}` : "", early, late].filter(Boolean);
+    const name = [`Round ${item.round}, ${item.winner || "all"}: ${shownText.trim() || "white space"}`, ...more].join("; ");
     const segment = node("span", { class: "segment", role: "option", tabindex: "-1", "aria-selected": "false", "aria-label": name });
     segment.dataset.at = at;
     for (const [author, text] of pieces[at]) {
@@ -182,6 +218,10 @@ function answer(from) {
       segment.append(piece);
     }
     if (rejections) segment.lastChild.dataset.refused = `✗${rejections}`;
+    const how = list(item.left).every((one) => one.kind === "exit") ? "left" : "left failed";
+    const place = pieces[at].findIndex(([author]) => author === wrote(item)); // after text that others wrote before
+    if (early) segment.insertBefore(note(how, early), segment.children[place] ?? null);
+    if (late) segment.append(note(how, late));
     part("answer").append(segment);
   }
 }
@@ -356,6 +396,7 @@ function save(name, type, text) {
   setTimeout(() => URL.revokeObjectURL(address), 1000);
 }
 
+use(JSON.parse(part("run").textContent));
 draw(0);
 whole();
 listen();

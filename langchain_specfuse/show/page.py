@@ -43,7 +43,8 @@ def live() -> str:
         "run": _data(Trace().as_dict()),
         "answer": "none yet",
     }
-    return _filled((*SCRIPTS, "live.js"), connect="'self'", ask=_part("ask.html") + saved, **blank)
+    scripts = (*SCRIPTS, "talk.js", "live.js")
+    return _filled(scripts, connect="'self'", ask=_part("ask.html") + saved, **blank)
 
 
 def frame(page: str, height: str = "46rem") -> str:

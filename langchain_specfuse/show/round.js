@@ -19,7 +19,7 @@ function detail(item) {
   for (const name of names(item.refusals)) made.append(node("p", {}, `${visible(name)} refused to write: ${visible(item.refusals[name])}`));
   if (item.forced) made.append(node("p", {}, "Forced by the format, without a vote: ", node("code", {}, visible(item.forced))));
   for (const phase of names(item.late)) made.append(node("p", {}, `Late in ${visible(phase)}, so the round went on without: ${list(item.late[phase]).map(visible).join(", ")}.`));
-  for (const one of list(item.left)) made.append(node("p", { class: "error" }, `${visible(one.member)} left (${of(LEAVES, one.kind) ?? visible(one.kind ?? "")})${one.reason ? `: ${visible(one.reason)}` : ""}`));
+  for (const one of list(item.left)) made.append(node("p", { class: "error" }, departed(one)));
   if (item.withdrawn) made.append(node("p", {}, "Withdrawn before it was shown: ", node("del", {}, visible(item.withdrawn))));
   thoughts([item], made);
   made.append(drafts(item));

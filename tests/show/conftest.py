@@ -87,6 +87,12 @@ class Opened:
     def text(self, place: str) -> str:
         return str(self.page.inner_text(place))
 
+    def segments(self) -> list[str]:
+        """The text of each segment of the answer that is shown, without remarks."""
+        every = """all => all.map((one) =>
+          [...one.querySelectorAll(".piece")].map((piece) => piece.textContent).join(""))"""
+        return list(self.page.eval_on_selector_all(".segment", every))
+
     def texts(self, place: str) -> list[str]:
         """The text of each element there."""
         return list(self.page.eval_on_selector_all(place, "all => all.map(one => one.textContent)"))

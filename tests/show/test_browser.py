@@ -13,7 +13,7 @@ def test_the_answer_is_shown_by_segment_and_a_click_shows_its_round(opened):
     trace = scripted()
     one = opened(trace.html())
     assert one.page.title() == QUESTION and one.text("#question") == QUESTION
-    assert one.texts(".segment") == [item["text"] for item in trace.rounds]
+    assert one.segments() == [item["text"] for item in trace.rounds]
     kinds = one.page.eval_on_selector_all(".piece", "all => all.map(one => one.className)")
     assert kinds == [f"piece m{trace.members.index(item['winner'])}" for item in trace.rounds]
     assert "5 rounds, 3 members" in one.text("#summary") and "its author ended it" in one.text(
@@ -144,6 +144,22 @@ def test_text_that_was_held_back_has_the_colour_of_its_author(opened):
     ]
 
 
+def test_a_departure_stands_between_the_text_before_it_and_the_text_after_it(opened):
+    """Text that was held back when its author failed is released in the next round."""
+    first = a_round(1, {"a": "It is good", "b": "x"}, "a", text="It is")
+    gone = {"member": "a", "kind": "error", "reason": "cannot be reached " * 50, "round": 2}
+    weights = {"b": 0.5, "c": 0.5}
+    second = a_round(2, {"b": " for you."}, "b", text=" good for you.", left=[gone])
+    third = a_round(3, {"b": " Yes.", "c": " No."}, "b", weights=weights, finish="stop")
+    third["left"] = [{**gone, "member": "c", "kind": "exit", "reason": "lost"}]
+    one = opened(Trace([first, second, third]).html())
+    assert one.segments() == ["It is", " good for you.", " Yes."]
+    parts = one.texts(".segment > *")
+    assert parts[:2] == ["It is", " good"] and parts[3:] == [" for you.", " Yes.", parts[-1]]
+    assert parts[2].startswith("a left (failed): cannot be") and parts[2].endswith("…; b goes on")
+    assert parts[-1] == "c left (voted out): lost", "the answer has ended"
+
+
 def test_text_that_an_endpoint_leaves_out_is_said_to_be_missing(opened):
     trace = refusing()
     for rejection in trace.rounds[1]["rejected"]:
@@ -227,7 +243,7 @@ def test_hostile_text_is_text_wherever_it_stands(opened):
             assert f"Round {at + 1} of" in one.text("#round-head")
         counts.append(one.page.evaluate(shape))
         if words is HOSTILE:
-            shown = one.texts(".segment")
+            shown = one.segments()
             assert shown[:5] == HOSTILE[:5] and shown[8:] == HOSTILE[8:]
             assert "\x1b" not in "".join(shown) and "␛" in shown[5]
     assert counts[0] == counts[1]
@@ -289,7 +305,7 @@ def test_the_answers_behind_a_fused_one_are_shown_before_it(opened):
     }
     trace = Trace([first, {**a_round(1, {"a": "Both."}, "a"), "ended": True, "finish": "stop"}])
     one = opened(trace.html())
-    assert one.texts(".segment") == ["[2 answers] ", "Both."]
+    assert one.segments() == ["[2 answers] ", "Both."]
     assert "Round 0 of 1" in one.text("#round-head")
     detail = one.text("#detail")
     assert "A coat." in detail and "An umbrella." in detail and "a writes the final one" in detail

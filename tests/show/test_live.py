@@ -16,7 +16,7 @@ from serve.test_refusals import SECRET, Telling
 from langchain_specfuse import ScriptedMember, Trace, TraceCallbackHandler, checks
 from langchain_specfuse.serve import Limits
 
-from .runs import HOSTILE
+from .runs import HOSTILE, SCRIPTS
 
 ROUNDS = "/v1/specfuse/rounds"
 ASKED = {"model": "specfuse", "messages": QUESTION}
@@ -109,6 +109,24 @@ def ask(one, question, *, state="hidden"):
     one.page.wait_for_selector("#stop", state=state)
 
 
+def hearing(one):
+    """What a screen reader announces from now on."""
+    one.page.evaluate("""() => {
+      window.heard = [];
+      for (const region of document.querySelectorAll("[role=status].unseen")) {
+        new MutationObserver(() => heard.push(region.textContent))
+          .observe(region, { childList: true });
+      }
+    }""")
+    return lambda: one.page.evaluate("heard.toSorted()")
+
+
+def copied(one):
+    """The words of the answer when a reader copies it."""
+    one.page.evaluate("getSelection().selectAllChildren(part('answer'))")
+    return " ".join(one.page.evaluate("getSelection().toString()").split())
+
+
 def unlock(one, key):
     one.page.fill("#key", key)
     one.page.keyboard.press("Enter")
@@ -133,7 +151,7 @@ def test_segments_arrive_by_author_can_be_looked_into_and_the_run_taken_along(
     paced.turns.release(100)
     one.page.wait_for_selector("#stop", state="hidden")
     assert "Round 1 of " in one.text("#round-head"), "the chosen round stays"
-    assert "".join(one.texts(".segment")) == BLUE and "its author ended it" in one.text("#summary")
+    assert "".join(one.segments()) == BLUE and "its author ended it" in one.text("#summary")
     assert one.text("#status") == BLUE, "said once, as a sentence"
     for button, name in (("#download", "run.json"), ("#page", "run.html")):
         with one.page.expect_download() as taken:
@@ -142,7 +160,7 @@ def test_segments_arrive_by_author_can_be_looked_into_and_the_run_taken_along(
     trace = Trace.load(tmp_path / "run.json")
     assert trace.answer == BLUE and trace.question == "Why <b>?" and trace.members == ["a", "b"]
     again = opened((tmp_path / "run.html").read_text())
-    assert again.texts(".segment") == one.texts(".segment") and again.page.title() == "Why <b>?"
+    assert again.segments() == one.segments() and again.page.title() == "Why <b>?"
     assert again.page.locator("#ask").count() == 0
 
     def normal(html):  # a number or a character can be written in different ways
@@ -173,7 +191,7 @@ def test_what_checks_refused_is_on_the_page_only_if_the_server_shows_it(serve, o
     one = opened(url=serve(llm, show_rejected=shown).url)
     ask(one, "Well?", state="visible")
     one.page.wait_for_selector("#stop", state="hidden")
-    assert "".join(one.texts(".segment")) == "We hope so."
+    assert "".join(one.segments()) == "We hope so."
     assert "checks refused 1 draft" in one.text("#summary")
     why = "contains 'guarantee'"
     row = one.page.locator("#checks tbody tr").last.inner_text()
@@ -182,9 +200,154 @@ def test_what_checks_refused_is_on_the_page_only_if_the_server_shows_it(serve, o
     assert ("guarantee" in everything) == shown
 
 
+@pytest.mark.parametrize("shown", [False, True], ids=["hidden", "show_rejected"])
+def test_a_refused_draft_is_struck_out_under_its_replacement_for_a_moment(serve, opened, shown):
+    llm = ensemble("We guarantee it all.", "We hope so.", checks=[checks.forbids("guarantee")])
+    one = opened(url=serve(llm, show_rejected=shown).url)
+    one.page.clock.install()
+    heard = hearing(one)
+    ask(one, "Well?")
+    (remark,) = one.texts(".segment .struck")
+    assert remark.startswith("✗ a: We guarantee" if shown else "✗ a draft of a, whose text is not")
+    assert remark.endswith("forbids('guarantee'): contains 'guarantee'")
+    assert one.texts(".struck del") == (["We guarantee it all."] if shown else [])
+    below = "one => one.closest('.segment').querySelector('.piece').getBoundingClientRect().bottom"
+    place = one.page.locator(".struck")
+    assert place.bounding_box()["y"] >= place.evaluate(below)
+    assert one.segments() == ["We hope so."] and copied(one) == "We hope so."
+    why = "Round 1: a check refused a draft of a: contains 'guarantee'."
+    assert heard() == [why, "We hope so."]
+    one.page.clock.run_for(10_000)
+    assert one.page.locator(".struck").count() == 0
+    assert one.page.get_attribute(".piece", "data-refused") == "✗1"
+
+
+class Hanging(ScriptedMember):
+    """Does not return from its third draft until the test lets it."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.go_on = threading.Event()
+
+    def draft(self, jobs):
+        if self.draft_calls == 2:
+            assert self.go_on.wait(30)
+        return super().draft(jobs)
+
+
+@pytest.mark.parametrize("how", ["failed", "too slow"])
+def test_who_leaves_and_who_goes_on_is_said_at_its_place_in_the_text(serve, opened, how):
+    hanging = Hanging(BLUE, name="a")
+    first = ScriptedMember(BLUE, name="a", fails_in=3) if how == "failed" else hanging
+    llm = ensemble(first, BLUE, BLUE, lead="a", member_timeout=0.5)
+    one = opened(url=serve(llm).url)
+    heard = hearing(one)
+    ask(one, "Why?")
+    hanging.go_on.set()
+    said = f"a left ({how}); b goes on"
+    parts = one.page.eval_on_selector_all(
+        "#answer .piece, #answer .note", "all => all.map(one => [one.className, one.textContent])"
+    )
+    at = parts.index(["note left failed", said])
+    assert {kind for kind, _ in parts[:at]} == {"piece m0"}
+    assert {kind for kind, _ in parts[at + 1 :]} == {"piece m1"}
+    assert "".join(one.segments()) == copied(one) == BLUE
+    label = one.page.get_attribute(".segment:has(.note)", "aria-label")
+    assert said in label and heard() == [f"Round 3: {said}.", BLUE]
+
+
+def test_a_member_that_is_voted_out_leaves_after_its_last_draft(serve, opened):
+    members = [ScriptedMember(text, name=name) for name, text in SCRIPTS.items()]
+    one = opened(url=serve(ensemble(*members)).url)
+    ask(one, "Why?")
+    (remark,) = one.texts(".segment .note.left:not(.failed)")
+    assert remark.startswith("cyd left (voted out): its drafts kept losing")
+    assert remark.endswith("; ann and bob go on")
+    last = one.page.locator(".segment:has(.note) > *").last
+    assert last.text_content() == remark, "it stands after the text of that round"
+
+
+# --- a conversation -------------------------------------------------------------------------------
+
+
+class Recording(Paced):
+    """Notes the conversation at the beginning of each answer."""
+
+    def __init__(self, answers, *, allowed=1000, **options):
+        self.asked = []
+        super().__init__([lambda query, text=text: self.note(query, text) for text in answers])
+        self.turns.release(allowed)
+
+    def note(self, query, text):
+        self.asked.append([(turn.role, turn.text) for turn in query.turns])
+        return text
+
+
+def test_questions_continue_the_conversation_until_it_begins_anew(serve, opened, tmp_path):
+    member = Recording(["One <i>.", "Two, as said.", "Three."])
+    one = opened(url=serve(ensemble(member)).url)
+    assert one.page.locator("#anew").is_hidden()
+    for question in ("A <b>?", "B?"):
+        ask(one, question)
+    first = [("user", "A <b>?"), ("assistant", "One <i>.")]
+    second = [("user", "B?"), ("assistant", "Two, as said.")]
+    assert member.asked[-1] == [*first, ("user", "B?")]
+    assert one.texts("main h1, main .question") == ["A <b>?", "B?"]
+    assert one.texts(".exchange .said") == ["One <i>."] and one.segments()[0] == "Two, as said."
+    one.page.click("text=Show its rounds")
+    assert one.texts("main h1, main .question") == ["A <b>?", "B?"], "the order stays"
+    assert one.text("#question") == "A <b>?" and "".join(one.segments()) == "One <i>."
+    assert one.page.evaluate("document.activeElement.id") == "question"
+    assert "Round 1 of 1" in one.text("#round-head")
+    with one.page.expect_download() as taken:
+        one.page.click("#download")
+    taken.value.save_as(tmp_path / "run.json")
+    trace = Trace.load(tmp_path / "run.json")
+    assert (trace.question, trace.answer) == ("A <b>?", "One <i>.")
+    ask(one, "C?")
+    assert member.asked[-1] == [*first, *second, ("user", "C?")]
+    assert one.texts("main h1, main .question") == ["A <b>?", "B?", "C?"]
+    one.page.click("#anew")
+    assert one.page.locator(".exchange, #run-part:visible").count() == 0
+    assert one.page.evaluate("document.activeElement.id") == "words"
+    ask(one, "D?")
+    assert member.asked[-1] == [("user", "D?")]
+
+
+def test_an_answer_that_was_stopped_with_escape_is_continued_from_what_was_there(serve, opened):
+    member = Recording([LONG, "Yes."], allowed=1)
+    one = opened(url=serve(ensemble(member, max_tokens=2000)).url)
+    ask(one, "Tell me.", state="visible")
+    one.page.wait_for_selector(".segment")
+    one.page.keyboard.press("Escape")
+    one.page.wait_for_selector("#stop", state="hidden")
+    assert one.text("#error") == "The answer broke off: you stopped it"
+    (begun,) = one.segments()
+    assert begun.startswith("word0 word1")
+    member.turns.release(1000)
+    ask(one, "Is that all?")
+    told = [("user", "Tell me."), ("assistant", begun), ("user", "Is that all?")]
+    assert member.asked[-1] == told
+    assert one.text(".exchange .error") == "The answer broke off: you stopped it"
+
+
+def test_a_question_that_got_no_answer_is_not_part_of_the_conversation(serve, opened):
+    member = Recording(["Yes.", "No."])
+    one = opened(url=serve(ensemble(member), limits=Limits(max_body_bytes=500)).url)
+    ask(one, "A?")
+    ask(one, "B" * 500)
+    assert "There is no answer: the body is larger than 500" in one.text("#error")
+    assert one.page.input_value("#words") == "B" * 500
+    assert all("413" in event for event in one.trouble)
+    one.trouble.clear()
+    ask(one, "C?")
+    assert [text for _, text in member.asked[-1]] == ["A?", "Yes.", "C?"]
+    assert one.texts("main h1, main .question") == ["A?", "C?"]
+
+
 IN_VIEW = """one => {
   const { top, bottom } = one.getBoundingClientRect();
-  return top >= 0 && bottom <= innerHeight;
+  return top >= 0 && bottom <= Math.min(innerHeight, part("ask").getBoundingClientRect().top);
 }"""
 
 
@@ -228,7 +391,7 @@ def test_a_question_waits_for_the_members_and_an_error_keeps_what_was_there(serv
     one.page.wait_for_selector("#state >> text=The members are loading")
     Loading.go_on.set()
     one.page.wait_for_selector("#stop", state="hidden")
-    assert len(one.texts(".segment")) == 2 and "broke off: no member is left" in one.text("#error")
+    assert len(one.segments()) == 2 and "broke off: no member is left" in one.text("#error")
     assert all("503" in event for event in one.trouble)
     one.trouble.clear()
 
@@ -241,7 +404,7 @@ def test_the_key_is_asked_for_and_kept_by_the_page_alone(serve, opened):
     unlock(one, "söcond")
     one.page.wait_for_selector("#unlock", state="hidden")
     ask(one, "Why?")
-    assert "".join(one.texts(".segment")) == BLUE
+    assert "".join(one.segments()) == BLUE
     kept = "[localStorage.length, sessionStorage.length, document.cookie, part('key').value].join()"
     assert one.page.evaluate(kept) == "0,0,,"
     assert all("401" in event for event in one.trouble)
@@ -281,9 +444,10 @@ def test_axe_finds_no_barrier_and_hostile_text_is_text(serve, opened, scheme, wi
     look = {"color_scheme": scheme, "viewport": {"width": width, "height": 900}, "bypass_csp": True}
     one = opened(url=serve(ensemble(" ".join(HOSTILE[:7]), BLUE), api_keys=["key"]).url, **look)
     one.page.wait_for_selector("#unlock")
-    for question in ("", HOSTILE[0]):
-        if question:
+    for question in ("", *HOSTILE[:2]):
+        if question == HOSTILE[0]:
             unlock(one, "key")
+        if question:
             ask(one, question)
             one.unfold("#run-part")
         found = axe.Axe().run(one.page).response["violations"]
@@ -292,6 +456,6 @@ def test_axe_finds_no_barrier_and_hostile_text_is_text(serve, opened, scheme, wi
             for violation in found
         ] == []
         assert one.page.evaluate("document.documentElement.scrollWidth") <= width
-    assert one.texts(".segment") and one.page.locator("iframe, img, [onerror]").count() == 0
+    assert one.segments() and one.page.locator("iframe, img, [onerror]").count() == 0
     assert all("401" in event for event in one.trouble)
     one.trouble.clear()
