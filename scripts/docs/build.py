@@ -35,6 +35,7 @@ import tables  # noqa: E402
 from picture import PROGRAM, drawn, photograph  # noqa: E402
 
 QUESTION = "What is the difference between weather and climate?"
+CONVERSATION = ("What is climate? Answer in one sentence.", "And how does weather differ from it?")
 ARGUMENTS = ["--lead", "none", "--max-tokens", "80"]
 RUN = DOCS / "pictures" / "run.json"
 PART = re.compile(r"(<!-- generated: ([a-z-]+) -->\n).*?(<!-- end -->)", re.S)
@@ -366,7 +367,7 @@ def main() -> int:
         record()
     if arguments.photos:
         with served() as address:
-            photograph(recorded_trace(), address, QUESTION, DOCS / "pictures")
+            photograph(recorded_trace(), address, CONVERSATION, DOCS / "pictures")
     outdated = False
     for file, text in list(generated()):
         if file.exists() and file.read_text() == text:

@@ -195,9 +195,9 @@ LIVE_ROUNDS = 6
 """The photograph of an answer that is being written waits for this many rounds."""
 
 
-def photograph(trace: Any, server: str, question: str, folder: Path) -> None:
+def photograph(trace: Any, server: str, questions: Sequence[str], folder: Path) -> None:
     """Save three photographs: the trace's page with its most divided round chosen, light and dark,
-    and the page of a server while it answers a question."""
+    and the page of a server while it answers the last of these questions."""
     from playwright.sync_api import sync_playwright
 
     path = os.environ.get("SPECFUSE_CHROMIUM") or next(
@@ -218,8 +218,10 @@ def photograph(trace: Any, server: str, question: str, folder: Path) -> None:
             page.screenshot(path=folder / f"page-{scheme}.png")
         page = browser.new_page(viewport=VIEWPORT, color_scheme="light")
         page.goto(server)
-        page.fill("#words", question)
-        page.click("#go")
+        for question in questions:
+            page.wait_for_selector("#go", timeout=300_000)
+            page.fill("#words", question)
+            page.keyboard.press("Enter")
         page.wait_for_selector(f".segment >> nth={LIVE_ROUNDS - 1}", timeout=300_000)
         page.screenshot(path=folder / "live.png")
         browser.close()

@@ -366,6 +366,10 @@ def test_the_newest_round_stays_in_view_unless_the_reader_scrolls_away(serve, op
         arrived(rounds)
         assert one.page.locator(".segment").last.evaluate(IN_VIEW)
         assert one.page.locator("#round-head").evaluate(IN_VIEW)
+    place = one.page.evaluate("scrollY")
+    one.page.click("#words")
+    one.page.keyboard.type("And then?")
+    assert one.page.evaluate("scrollY") == place, "typing does not move what is read"
     one.page.evaluate("scrollTo(0, 0)")
     arrived(62)
     assert one.page.evaluate("scrollY") == 0
