@@ -121,13 +121,17 @@ function add(round) {
 // For a moment, the drafts that checks refused stand struck out under the segment that took their place.
 function strike(round) {
   const lines = new Map(); // a line -> how often it came
-  const refusals = list(round.rejected).filter((one) => !one.is_shown);
-  for (const { member, text, kept = 0, held_back = "", check, reason } of refusals) {
-    const line = JSON.stringify([member, text && held_back + text.slice(0, kept), text.slice(kept), `${check}: ${reason}`]);
+  let { withdrawn = "" } = round; // the end of what was held back before the drafts
+  for (const { member, text, kept = 0, held_back = "", check, reason } of list(round.rejected).filter((one) => !one.is_shown)) {
+    const takenBack = text && !kept && held_back.endsWith(round.withdrawn ?? "") ? round.withdrawn ?? "" : "";
+    if (takenBack) withdrawn = "";
+    const stands = held_back.length - takenBack.length + kept;
+    const all = text && held_back + text;
+    const line = JSON.stringify([member, all.slice(0, stands), all.slice(stands), `${check}: ${reason}`]);
     lines.set(line, (lines.get(line) ?? 0) + 1);
   }
   const made = [...lines].map(([line, times]) => stricken(...JSON.parse(line), times));
-  if (round.withdrawn) made.push(node("span", {}, "✗ withdrawn before it was shown: ", node("del", {}, visible(round.withdrawn))));
+  if (withdrawn) made.push(node("span", {}, "✗ withdrawn before it was shown: ", node("del", {}, visible(withdrawn))));
   if (made.length > MOST) made.splice(MOST - 1, Infinity, node("span", {}, `and ${made.length - MOST + 1} more`));
   if (!made.length) return;
   const remark = note("struck", ...made);

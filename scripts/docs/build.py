@@ -35,8 +35,10 @@ import tables  # noqa: E402
 from picture import PROGRAM, drawn, photograph  # noqa: E402
 
 QUESTION = "What is the difference between weather and climate?"
-CONVERSATION = ("What is climate? Answer in one sentence.", "And how does weather differ from it?")
 ARGUMENTS = ["--lead", "none", "--max-tokens", "80"]
+CONVERSATION = ("What is climate? Answer in one sentence.", "And how does weather differ from it?")
+CHECKED = ["--check", "forbids:atmosphere", "--show-rejected"]
+"""The photograph of the endpoint's page shows a draft that this check refused."""
 RUN = DOCS / "pictures" / "run.json"
 PART = re.compile(r"(<!-- generated: ([a-z-]+) -->\n).*?(<!-- end -->)", re.S)
 
@@ -71,7 +73,8 @@ def recorded_trace() -> Any:
 @contextmanager
 def served() -> Iterator[str]:
     """Start the endpoint of the demo ensemble, and yield its address."""
-    command = [sys.executable, "-m", "langchain_specfuse", "serve", "--yes", "--port", "0"]
+    program = [sys.executable, "-m", "langchain_specfuse", "serve", "--yes", "--port", "0"]
+    command = [*program, *ARGUMENTS, *CHECKED]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
         try:
             yield _first_address(process.stderr or ())

@@ -191,13 +191,11 @@ def _draw_weights(
 
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 VIEWPORT = {"width": 1200, "height": 1040}
-LIVE_ROUNDS = 6
-"""The photograph of an answer that is being written waits for this many rounds."""
 
 
 def photograph(trace: Any, server: str, questions: Sequence[str], folder: Path) -> None:
     """Save three photographs: the trace's page with its most divided round chosen, light and dark,
-    and the page of a server while it answers the last of these questions."""
+    and the page of a server when a check has just refused a draft of its last answer."""
     from playwright.sync_api import sync_playwright
 
     path = os.environ.get("SPECFUSE_CHROMIUM") or next(
@@ -222,6 +220,7 @@ def photograph(trace: Any, server: str, questions: Sequence[str], folder: Path) 
             page.wait_for_selector("#go", timeout=300_000)
             page.fill("#words", question)
             page.keyboard.press("Enter")
-        page.wait_for_selector(f".segment >> nth={LIVE_ROUNDS - 1}", timeout=300_000)
+        page.wait_for_selector(".struck", timeout=300_000)
+        page.wait_for_timeout(1000)  # it has appeared completely
         page.screenshot(path=folder / "live.png")
         browser.close()

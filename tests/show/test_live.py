@@ -222,6 +222,19 @@ def test_a_refused_draft_is_struck_out_under_its_replacement_for_a_moment(serve,
     assert one.page.get_attribute(".piece", "data-refused") == "✗1"
 
 
+def test_text_that_is_withdrawn_with_a_draft_is_struck_out_with_it(serve, opened):
+    """The check refuses two words: the first was held back, the second is the draft's."""
+    scripts = ("We see no risk in it at all.", "We see some use in it today.")
+    llm = ensemble(*scripts, lead="a", segment_tokens=3, checks=[checks.forbids("see no")])
+    one = opened(url=serve(llm, show_rejected=True).url)
+    one.page.clock.install()
+    ask(one, "Well?")
+    assert one.texts(".struck del") == [" no risk in it", " no risk"]
+    again = one.texts(".struck > span")[1]
+    assert "(4 times)" in again, "the lead drafts the same again"
+    assert "".join(one.segments()) == "We see some use in it at all."
+
+
 class Hanging(ScriptedMember):
     """Does not return from its third draft until the test lets it."""
 
