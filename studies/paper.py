@@ -281,51 +281,44 @@ def is_measured(group: Group, tasks: Mapping[str, Task], folder: Path, at_once: 
 def rows_of(plans: Iterable[Plan], results: Results, pace: Pace) -> list[Row]:
     """A row for each system of a table, with a cell for each set that it has answered."""
     cells: dict[str, dict[str, Any]] = {}
-    answered: dict[str, list[Graded]] = {}
     for plan in plans:
         asks = [ask.key for system in plan.systems for ask in plan.asks(system)]
         answers = results.answers(asks)
         report, grouped = summary(plan, answers), by_system(answers)
         for system in plan.systems:
-            own = grouped[system.name]
-            answered.setdefault(system.name, []).extend(own)
-            row = report.row(system.name)
+            own = cells.setdefault(system.name, {})
+            row, graded = report.row(system.name), grouped[system.name]
             if row is not None:
-                cell = {name: round(getattr(row, name), 4) for name in CELL}
-                cell["by the clock"] = pace.seconds_each(f"{plan.task.name}, {system.name}")
-                cell |= against(report, system.name, grouped[plan.systems[0].name], own)
-                cells.setdefault(system.name, {})[plan.task.name] = cell
-    return [
-        {
-            "system": name,
-            "sets": cells.get(name, {}),
-            "members per round": members_per_round(own),
-        }
-        for name, own in answered.items()
-    ]
+                own[plan.task.name] = {
+                    **{name: round(getattr(row, name), 4) for name in CELL},
+                    "rounds": sum(one.rounds for one in graded),
+                    "drafts": sum(one.drafts for one in graded),
+                    "by the clock": pace.seconds_each(f"{plan.task.name}, {system.name}"),
+                    **against(plan, report, graded, grouped[plan.systems[0].name]),
+                }
+    return [{"system": name, "sets": own} for name, own in cells.items()]
 
 
 CELL = ("questions", "score", "failed", "tokens", "passes", "seconds")
 
 
-def against(
-    report: Report, name: str, first: Sequence[Graded], own: Sequence[Graded]
-) -> dict[str, Any]:
+def against(plan: Plan, report: Report, own: Sequence[Graded], first: Sequence[Graded]) -> Row:
     """Whether a system is better than each member alone or, in a table without single members, how
     it compares with the first system."""
-    if report.against_members(name):
-        return {"verdict": report.verdict(name)}
-    has_singles = bool(report.comparisons)
-    if has_singles or not first or first[0].system == name:
+    name = own[0].system
+    if any(system.alone for system in plan.systems):
+        return {"verdict": report.verdict(name)} if report.against_members(name) else {}
+    if not first or first[0].system == name:
         return {}
     found = compared(own, first)
     return {"won": found.wins, "lost": found.losses, "p": round(found.p, 4)}
 
 
-def members_per_round(answers: Sequence[Graded]) -> float | None:
-    """How many members took part in a round, on average; None without answers."""
-    rounds = sum(graded.rounds for graded in answers)
-    return round(sum(graded.drafts for graded in answers) / rounds, 2) if rounds else None
+def members_per_round(row: Row) -> float | None:
+    """How many members took part in a round of a system, on average; None without answers."""
+    rounds = sum(cell["rounds"] for cell in row["sets"].values())
+    drafts = sum(cell["drafts"] for cell in row["sets"].values())
+    return round(drafts / rounds, 2) if rounds else None
 
 
 class Stored:
@@ -338,9 +331,16 @@ class Stored:
             self.tables = json.loads(self.path.read_text("utf-8"))
 
     def add(self, group: Group, table: str, rows: list[Row]) -> None:
+        """Store the rows of a table. Sets that were asked before, of the same members, stay."""
         where = ", ".join(gpu.name for gpu in gpus()) or machine()
         about = {"commit": commit(), "date": f"{date.today()}", "machine": where}
         members = list(group.references)
+        before = self.tables.get(table, {})
+        known = {row["system"]: row["sets"] for row in before.get("rows", ())}
+        if before.get("members") == members:
+            rows = [
+                {**row, "sets": {**known.get(row["system"], {}), **row["sets"]}} for row in rows
+            ]
         self.tables[table] = {"about": about, "members": members, "rows": rows}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.write_text(json.dumps(self.tables, indent=1) + "\n", "utf-8")
@@ -354,6 +354,7 @@ def page(folder: Path) -> dict[str, Any]:
     for name, table in TABLES.items():
         found = stored.get(name, {})
         members = found.get("members") or list(GROUPS[table.group])
+        rows = found.get("rows") or not_run(table, members)
         tables.append(
             {
                 "table": name,
@@ -362,7 +363,7 @@ def page(folder: Path) -> dict[str, Any]:
                 "sets": list(table.sets),
                 "reported": dict(table.reported),
                 "about": found.get("about", {}),
-                "rows": found.get("rows") or not_run(table, members),
+                "rows": [{**row, "members per round": members_per_round(row)} for row in rows],
             }
         )
     sets = [
@@ -381,7 +382,7 @@ def page(folder: Path) -> dict[str, Any]:
 def not_run(table: Table, members: Sequence[str]) -> list[Row]:
     """The rows of a table that was not run."""
     systems = systems_of(table, names_of(members), Settings(lead=None))
-    return [{"system": one.name, "sets": {}, "members per round": None} for one in systems]
+    return [{"system": one.name, "sets": {}} for one in systems]
 
 
 def lines_of(table: Mapping[str, Any]) -> Iterator[str]:

@@ -54,8 +54,8 @@ def data(tmp_path, monkeypatch):
 def study(tmp_path, data):
     """Return a function that runs the script in a folder."""
 
-    def run(*words, questions=6):
-        given = ["--data", data, "--folder", tmp_path / "study", "--sets", "gsm8k"]
+    def run(*words, sets="gsm8k", questions=6):
+        given = ["--data", data, "--folder", tmp_path / "study", "--sets", sets]
         count = ["--questions", questions, "--measured", 2, "--at-once", 4]
         return paper.main([str(word) for word in (*words, *given, *count)])
 
@@ -101,6 +101,22 @@ def test_one_command_plans_measures_asks_and_writes_the_page(
     assert f"| SpecEM |{' not run |' * 5}" in shown  # in other tables
     (row,) = (line for line in shown if line.startswith("| SpecFuse without exit"))
     assert "won" in row and row.endswith("| not run | 2.0 | 5 of 5 |")
+
+
+def test_the_page_keeps_the_sets_of_earlier_runs(study, members, data, tmp_path, monkeypatch):
+    short = replace(hub_sets.SETS["arc"], max_tokens=12)
+    monkeypatch.setitem(hub_sets.SETS, "arc", short)
+    rows = [{**SCIENCE, "id": f"Q{n}", "question": f"Which colour is sky {n}?"} for n in range(60)]
+    (data / "arc.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setitem(paper.TABLES, "exit", replace(paper.TABLES["exit"], sets=("gsm8k", "arc")))
+    words = ["--tables", "exit", "--members"]
+    for sets in ("gsm8k", "arc"):
+        assert study(*words, *members, sets=sets, questions=2) == 0
+    table = next(one for one in paper.page(study.folder)["tables"] if one["table"] == "exit")
+    assert all(list(row["sets"]) == ["gsm8k", "arc"] for row in table["rows"])
+    study(*words, members[1], members[0], questions=2)  # other members
+    table = next(one for one in paper.page(study.folder)["tables"] if one["table"] == "exit")
+    assert all(list(row["sets"]) == ["gsm8k"] for row in table["rows"])
 
 
 def test_development_questions_are_not_among_the_sealed_ones(study, members):
