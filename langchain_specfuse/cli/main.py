@@ -17,7 +17,7 @@ import shlex
 import shutil
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, redirect_stdout
 from difflib import get_close_matches
 from pathlib import Path
@@ -33,13 +33,13 @@ from ..chat.routing import Routing
 from ..core.agreed import ReleasedText
 from ..core.round import Rejection, Round
 from ..errors import CheckError, MemberError, SpecFuseError, UsageError, advised, imported
-from ..show.terminal import Paint, answers, departed, legend, table, visible
+from ..show.terminal import Paint, answers, departed, legend, table, visible, with_refused
 from ..show.trace import Trace
 from . import choices
 from .choices import PROGRAM, say
 
 FINE, FAILED, MISUSED, INTERRUPTED, UNREAD = 0, 1, 2, 130, 141
-SUBCOMMANDS = ("eval", "doctor", "serve", "plan")
+SUBCOMMANDS = ("demo", "eval", "doctor", "serve", "plan")
 _OWN_MODELS = "name models with the question: --members A B"
 WORDS = {
     "version": f"{PROGRAM} --version",
@@ -47,7 +47,6 @@ WORDS = {
     "list": f"there is no list of models; {_OWN_MODELS}",
     "models": _OWN_MODELS,
     "members": _OWN_MODELS,
-    "demo": f'the demo\'s models answer any question: {PROGRAM} "Why is the sky blue?"',
     **dict.fromkeys(
         ("ask", "run", "chat", "start"), f'ask right away: {PROGRAM} "Why is the sky blue?"'
     ),
@@ -94,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _discard(out)
         return UNREAD
     except Exception as error:
-        _report(error)
+        report(error)
         if not isinstance(error, SpecFuseError) and os.environ.get("SPECFUSE_DEBUG"):
             raise
         return MISUSED if _is_misuse(error) else FAILED
@@ -191,6 +190,22 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, out: TextIO) -> bool:
     """Ask the question, and show the rounds as they come."""
+    question = question_of(arguments, choices.members_of)
+    if not arguments.quiet:
+        say(f"loading {', '.join(question.ensemble.members)} ...")
+    probes = question.ensemble.loaded(question.call).result()
+    if arguments.explain:
+        _explain(question.who_leads(probes), arguments, list(question.ensemble.members), out)
+    show_answer(question, question.rounds(), arguments, out)
+    return True
+
+
+def question_of(
+    arguments: argparse.Namespace,
+    members_of: Callable[[argparse.Namespace], tuple[list[Any], list[Any]]],
+) -> Question:
+    """The question in these arguments. ``members_of`` returns the members and the verifiers. It is
+    called when all other arguments are known to be right, because it may fetch weights."""
     if arguments.html is not None:
         _check_page(arguments.html)
     choices.question_after_members(arguments)
@@ -199,19 +214,19 @@ def run(arguments: argparse.Namespace, out: TextIO) -> bool:
     form = _form(arguments)
     for string in arguments.stop or ():
         refuse_broken(string)
-    members, verifiers = choices.members_of(arguments)
+    members, verifiers = members_of(arguments)
     options["calibration"] = arguments.calibration
     call = Call(members=members, verifiers=verifiers, **options, **form).calibrated()
     messages = [SystemMessage(arguments.system)] if arguments.system else []
-    question = Question.of([*messages, HumanMessage(text)], call, call.stop)
+    return Question.of([*messages, HumanMessage(text)], call, call.stop)
+
+
+def show_answer(
+    question: Question, rounds: Iterator[Round], arguments: argparse.Namespace, out: TextIO
+) -> None:
+    """Show the rounds of a question's answer as they come, and save them if that is wanted."""
     names = list(question.ensemble.members)
-    if not arguments.quiet:
-        say(f"loading {', '.join(names)} ...")
-    probes = question.ensemble.loaded(question.call).result()
-    if arguments.explain:
-        _explain(question.who_leads(probes), arguments, names, out)
-    rounds = question.rounds()
-    trace = Trace(question=text, members=names)
+    trace = Trace(question=str(question.messages[-1].text), members=names)
     try:
         with closing(rounds):  # type: ignore[type-var]
             _show(_traced(rounds, trace), arguments, names, out)
@@ -226,7 +241,6 @@ def run(arguments: argparse.Namespace, out: TextIO) -> bool:
     finally:  # an incomplete run has a page, too
         if arguments.html:
             _save(trace, arguments)
-    return True
 
 
 def _explain(
@@ -359,8 +373,7 @@ def _show(
         for round in rounds:
             print(json.dumps(round.as_dict()), file=out, flush=True)
         return
-    plain = arguments.no_color or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    paint = Paint(names, on=out.isatty() and not plain)
+    paint = paint_for(names, arguments, out)
     clean = visible if out.isatty() else str
     done: list[Round] = []
     released = ReleasedText()
@@ -374,6 +387,8 @@ def _show(
                 print(answers(round, paint), end="\n\n", file=out, flush=True)
             pieces = released.add(round)
             text = "".join(paint.by(piece.author, clean(piece.text)) for piece in pieces)
+            if not arguments.quiet:
+                text = with_refused(round, text, paint)
             print(text, end="", file=out, flush=True)
     except CheckError as error:
         unfinished = [Rejection(**rejection) for rejection in error.rejected]
@@ -387,6 +402,12 @@ def _show(
         elif done or unfinished:
             width = shutil.get_terminal_size((110, 24)).columns
             print("", table(done, paint, width, unfinished), sep="\n", file=out, flush=True)
+
+
+def paint_for(names: Sequence[str], arguments: argparse.Namespace, out: TextIO) -> Paint:
+    """The members' colours, if the output is a terminal and nobody has turned them off."""
+    plain = arguments.no_color or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return Paint(names, on=out.isatty() and not plain)
 
 
 def _show_refusal(last: Round) -> None:
@@ -404,7 +425,7 @@ def _show_failures(rounds: Sequence[Round]) -> None:
                 say("\n".join(departed(departure)))
 
 
-def _report(error: Exception) -> None:
+def report(error: Exception) -> None:
     """Show an error and its advice."""
     kind = "" if isinstance(error, SpecFuseError) else f"{type(error).__name__}: "
     say(f"error: {kind}{error}")

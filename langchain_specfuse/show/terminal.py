@@ -11,6 +11,8 @@ from ..errors import amount
 
 COLOURS = (36, 33, 35, 32, 34, 31)
 BOLD, DIM, STRUCK = 1, 2, 9
+REFUSED = "2;9;31"
+"""Dim, struck out and red: some terminals do not strike out."""
 FINISHED = {
     "stop": "its author ended it",
     "stop_string": "a stop string appeared",
@@ -52,7 +54,7 @@ class Paint:
         code = self._codes.get(name, BOLD) if name else DIM
         return self.coded(code, text)
 
-    def coded(self, code: int, text: str) -> str:
+    def coded(self, code: int | str, text: str) -> str:
         if not self.on or not text:
             return text
         return f"\x1b[{code}m{text}\x1b[0m"
@@ -68,6 +70,31 @@ def visible(text: str, margin: str = "") -> str:
     'a␛[2Jb\\n  error: c'
     """
     return text.translate(_CONTROLS).replace("\n", "\n" + margin)
+
+
+def with_refused(item: Round, text: str, paint: Paint) -> str:
+    """The text that a round releases, and what checks refused, struck out where it would have
+    stood. Without colours only the text, because nothing would tell the two apart."""
+    if not paint.on:
+        return text
+    before = after = ""
+    for rejection in item.rejected:
+        refused = rejection.held_back + rejection.text
+        if rejection.is_shown:
+            continue
+        if rejection.kept and item.text and refused.startswith(item.text):
+            after += _struck(refused[len(item.text) :], paint)
+        else:
+            before += _struck(refused, paint)
+    return before + text + after
+
+
+def _struck(text: str, paint: Paint) -> str:
+    """Refused text, struck out. A space keeps it apart from what it follows, or from what replaces
+    a first word."""
+    words = text.strip()
+    struck = paint.coded(REFUSED, visible(words))
+    return f" {struck}" if text[:1].isspace() else f"{struck} "
 
 
 def one_line(text: str) -> str:

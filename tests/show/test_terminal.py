@@ -7,7 +7,7 @@ from dataclasses import replace
 from langchain_specfuse.core.round import Departure, Rejection, Round
 from langchain_specfuse.core.values import Draft, Segment
 from langchain_specfuse.errors import MemberError, advised
-from langchain_specfuse.show.terminal import Paint, legend, table
+from langchain_specfuse.show.terminal import Paint, legend, table, with_refused
 
 
 def a_round(text, segment, forced=""):
@@ -62,6 +62,23 @@ def test_the_table_strikes_out_what_checks_refused():
     assert lines[-1].endswith("a check refused the rest; checks refused 3 drafts")
     struck = table([item], Paint(["a", "b"], on=True))
     assert "\x1b[9m' to guarantee'\x1b[0m" in struck and "\x1b[9m' for'\x1b[0m" in struck
+
+
+def test_refused_text_is_struck_out_where_it_would_have_stood():
+    def streamed(text, *rejected):
+        item = replace(a_round(text, text), rejected=rejected)
+        coded = with_refused(item, text, Paint(["a"], on=True))
+        assert with_refused(item, text, Paint(["a"], on=False)) == text
+        return coded.replace("\x1b[2;9;31m", "<").replace("\x1b[0m", ">")
+
+    whole = Rejection("a", "We guarantee it.", "no_promises", "promises something")
+    assert streamed("We hope", whole) == "<We guarantee it.> We hope"
+    cut = Rejection("a", " to guarantee it", "no_promises", "promises something", kept=3)
+    assert streamed(" to", cut) == " to <guarantee it>"
+    held = replace(cut, text=" it", kept=0, held_back=" guarantee")
+    assert streamed(" hope", held) == " <guarantee it> hope"
+    assert streamed(" hope", replace(held, is_shown=True)) == " hope"
+    assert streamed("", replace(held, text=" \x1b[2J")) == " <guarantee ␛[2J>"
 
 
 def test_text_of_a_rejection_cannot_control_the_terminal():
