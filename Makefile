@@ -3,7 +3,7 @@
 # requirements/dev.txt. What is needed less often is in scripts/.
 
 PYTHON ?= python3
-QUESTION ?= Why is the sky blue?
+QUESTION ?=
 DEMO ?= default
 export PYTHON QUESTION
 # pip does not compile what it installs: Python does so at the first import, and keeps the result.
@@ -22,8 +22,8 @@ install: .venv/.ready ## create .venv with everything that development needs
 
 # Its environment has no torch.
 demo: export DEMO := $(DEMO)
-demo: .venv-demo/.ready ## watch two real language models write one answer (QUESTION="..." asks another, DEMO=small is light)
-	.venv-demo/bin/langchain-specfuse --yes --lead none "$$QUESTION"
+demo: .venv-demo/.ready ## watch real models vote, keep a rule and survive a failure (QUESTION="..." asks one question, DEMO=small is light)
+	@.venv-demo/bin/langchain-specfuse $(if $(QUESTION),--yes --lead none "$$QUESTION",demo --yes)
 
 test: .venv/.ready ## run the tests, real models included: about seven minutes on two cores
 	scripts/pytest -m "not long and not serving"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from langchain_specfuse import demo
+from langchain_specfuse import ScriptedMember, demo
 
 
 def replace_demo(members: Sequence[Any], replace: Callable[[Any, str, Any], Any] = setattr) -> None:
@@ -13,3 +14,12 @@ def replace_demo(members: Sequence[Any], replace: Callable[[Any, str, Any], Any]
     replace(demo, "to_fetch", lambda *size: ())
     replace(demo, "ensemble", lambda *size: members)
     replace(demo, "demo_members", lambda *size: list(members))
+
+
+class SlowMember(ScriptedMember):
+    """Takes a moment for each draft, so that its process can be killed during one. Processes can
+    import it."""
+
+    def draft(self, jobs: Sequence[Any]) -> Any:
+        time.sleep(0.15)
+        return super().draft(jobs)

@@ -253,7 +253,7 @@ class Terminal(io.StringIO):
         return True
 
 
-CALLS = [["Why?"], ["eval", "q.jsonl"], ["doctor"], ["serve"]]
+CALLS = [["Why?"], ["demo"], ["eval", "q.jsonl"], ["doctor"], ["serve"]]
 
 
 @pytest.mark.parametrize("argv", CALLS, ids=lambda argv: argv[0])
@@ -312,7 +312,7 @@ def test_a_smaller_ensemble_is_offered_with_its_size(command, monkeypatch):
     assert "DEMO=small needs 0.35 GB" in command("Why?")[1]
 
 
-WORDS = ["version", "help", "Help", "list", "models", "members", "demo", "run", "install"]
+WORDS = ["version", "help", "Help", "list", "models", "members", "run", "install"]
 
 
 @pytest.mark.parametrize("word", WORDS)

@@ -1,0 +1,258 @@
+"""``langchain-specfuse demo``: what this package is good for, in three short acts.
+
+The answers are written now, by real models: the numbers below each act are those of this run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import shutil
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from ..chat.members import ensemble_for
+from ..core.round import Round
+from ..errors import SpecFuseError, UsageError, advised, amount
+from ..show.terminal import BOLD, Paint
+from . import choices, main
+from .choices import PROGRAM, new_parser, say, whole
+from .member_process import MemberProcess
+
+APOLOGIES = "sorry|apolog"
+"""What the second act forbids."""
+KILL_AFTER = 2
+"""The third act kills after so many segments, or later if a sentence ends there."""
+KILLED = "1;31"
+"""Bold and red."""
+
+
+@dataclass(frozen=True)
+class Act:
+    """A question of the command, and what its answer shows."""
+
+    title: str
+    question: str
+    result: Callable[[Run], str]
+    """Says what happened in a run."""
+    options: tuple[str, ...] = ()
+    """Further arguments of the command."""
+    kills: bool = False
+    """Whether the process of the first model, which leads, is killed while it writes."""
+
+
+class Run:
+    """The rounds of an answer, and when they came."""
+
+    def __init__(self, rounds: Iterator[Round], lead: MemberProcess, kills: bool) -> None:
+        self._rounds = rounds
+        self._lead = lead
+        self._kills = kills
+        self.rounds: list[Round] = []
+        self.times: list[float] = []
+        """Seconds from the question to each round."""
+        self.killed_s: float | None = None
+        """Seconds from the question to the kill."""
+
+    @property
+    def text(self) -> str:
+        return "".join(item.text for item in self.rounds)
+
+    def watched(self, out: TextIO, paint: Paint) -> Iterator[Round]:
+        """The rounds. The lead is killed after the reader has seen the beginning of a sentence."""
+        began = time.perf_counter()
+        with closing(self._rounds):  # type: ignore[type-var]
+            for item in self._rounds:
+                self.rounds.append(item)
+                self.times.append(time.perf_counter() - began)
+                yield item  # it is printed now
+                if self._kills and self.killed_s is None and self._is_in_mid_sentence():
+                    self._lead.kill()
+                    self.killed_s = time.perf_counter() - began
+                    kill = paint.coded(KILLED, f"[kill -9 {self._lead.pid}]")
+                    print(f" {kill}", end="", file=out, flush=True)
+
+    def _is_in_mid_sentence(self) -> bool:
+        is_whole = re.search(r"[.!?:\s]$", self.text)
+        return len(self.rounds) >= KILL_AFTER and not is_whole and not self.rounds[-1].finish
+
+
+# --- what happened --------------------------------------------------------------------------------
+
+
+def vote(run: Run) -> str:
+    wrote = Counter(item.member for item in run.rounds)
+    (first, most), *others = wrote.most_common()
+    seconds = f"first text after {run.times[0]:.1f} s, all after {run.times[-1]:.1f} s"
+    if not others:
+        return f"{first} wrote all of it, because its drafts won; {seconds}"
+    shares = ", ".join(f"{name} {count}" for name, count in others)
+    return f"{first} wrote {amount(most, 'segment')}, {shares}; {seconds}"
+
+
+def rule(run: Run) -> str:
+    refused = sum(len(item.rejected) for item in run.rounds)
+    if not refused:
+        return "no draft broke the rule this time, so nothing was replaced"
+    is_kept = "keeps" if re.search(APOLOGIES, run.text) is None else "breaks"
+    return (
+        f"{amount(refused, 'draft')} broke the rule, the answer {is_kept} it; complete after "
+        f"{run.times[-1]:.1f} s"
+    )
+
+
+def failure(run: Run) -> str:
+    if run.killed_s is None:
+        return "the answer was over before its author could be killed in mid-sentence"
+    gone = [left.member for item in run.rounds for left in item.left]
+    if not gone:
+        return "the answer was complete before the kill had an effect"
+    words: Counter[str] = Counter()
+    for item in run.rounds:
+        words[item.member] += len(item.text.split())
+    after = [
+        (seconds, item.member)
+        for seconds, item in zip(run.times, run.rounds, strict=True)
+        if item.text and item.member not in gone
+    ]
+    if not after:
+        return f"{gone[0]} was killed, and nobody wrote after it"
+    seconds, heir = after[0]
+    return (
+        f"{gone[0]} wrote {amount(words[gone[0]], 'word')}, {heir} the other {words[heir]}, from "
+        f"{seconds - run.killed_s:.1f} s after the kill"
+    )
+
+
+ACTS = (
+    Act(
+        "Two models write one answer as equals: both draft every segment, and both vote.",
+        "Why is the sea salty? Answer in two sentences.",
+        vote,
+        options=("--lead", "none"),
+    ),
+    Act(
+        "A rule for support: no apologies. A draft that breaks it is struck out and replaced.",
+        "Reply to a customer whose parcel is late, in two sentences.",
+        rule,
+        options=("--check", f"forbids:{APOLOGIES}"),
+    ),
+    Act(
+        "The process of the model that writes is killed in mid-sentence. Another one continues.",
+        "Why is sleep important? Answer in two sentences.",
+        failure,
+        kills=True,
+    ),
+)
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = new_parser(
+        "demo",
+        "What this package is good for, in three short acts by the demo's models (DEMO=small: "
+        "smaller ones). Nothing is recorded: they write now.",
+    )
+    parser.add_argument(
+        "acts",
+        nargs="*",
+        type=whole,
+        metavar="N",
+        help="the acts: 1 is a vote, 2 a rule, 3 a failure (default: all); a question is asked "
+        "without the word demo",
+    )
+    parser.add_argument(
+        "--yes", action="store_true", help="fetch the models without asking, if they are missing"
+    )
+    parser.add_argument(
+        "--no-color", action="store_true", help="no colours (also: NO_COLOR, or not on a terminal)"
+    )
+    parser.set_defaults(members=None, verifiers=None, lead="auto")
+    return parser
+
+
+def run(arguments: argparse.Namespace, out: TextIO) -> bool:
+    """Show the acts, one after another."""
+    began = time.perf_counter()
+    numbers = _checked(arguments.acts) or list(range(1, len(ACTS) + 1))
+    with _loaded(arguments) as members:
+        results = [_shown(number, members, arguments, out) for number in numbers]
+    seconds = time.perf_counter() - began
+    own = f'{_program()} "Why is the sky blue?" --members A B'
+    acts = amount(len(numbers), "act")
+    print(f"\n{acts} in {seconds:.0f} s, loading included. Your own models: {own}", file=out)
+    return all(results)
+
+
+def _checked(numbers: Sequence[int]) -> Sequence[int]:
+    for number in numbers:
+        if not 1 <= number <= len(ACTS):
+            error = UsageError(f"there is no act {number}, only 1 to {len(ACTS)}")
+            raise advised(error, f"{PROGRAM} demo 2, or {PROGRAM} demo for all")
+    return numbers
+
+
+@contextmanager
+def _loaded(arguments: argparse.Namespace) -> Iterator[list[Any]]:
+    """The demo's models, loaded once for all acts. The first one has a process of its own, because
+    the last act kills it."""
+    first, *others = choices.members_of(arguments)[0]
+    members = [MemberProcess(first), *others]
+    say(f"loading {', '.join(member.name for member in members)} ...")
+    try:
+        ensemble = ensemble_for(members)
+        ensemble.loaded().result()
+        yield members
+    finally:
+        members[0].end()
+
+
+def _shown(number: int, members: list[Any], arguments: argparse.Namespace, out: TextIO) -> bool:
+    """Show one act. Returns whether it succeeded."""
+    act, lead = ACTS[number - 1], members[0]
+    words = [*act.options, act.question]
+    if act.kills:
+        words += ["--lead", lead.name]
+    if arguments.no_color:
+        words.append("--no-color")
+    asked = main.parser().parse_args(words)
+    asked.literal = True
+    question = main.question_of(asked, lambda _: (members, []))
+    paint = main.paint_for([], asked, out)
+    run = Run(question.rounds(), lead, act.kills)
+    print(f"\n{paint.coded(BOLD, f'{number}. {act.title}')}", file=out)
+    print(f"{paint.coded(BOLD, '$')} {_command(number)}\n", file=out, flush=True)
+    try:
+        main.show_answer(question, run.watched(out, paint), asked, out)
+    except SpecFuseError as error:
+        main.report(error)
+        return False
+    print(paint.coded(BOLD, f"-> {act.result(run)}"), file=out, flush=True)
+    return True
+
+
+def _command(number: int) -> str:
+    """The command that does what this act does."""
+    act = ACTS[number - 1]
+    words = ["demo", str(number)] if act.kills else [*act.options, act.question]
+    command = shlex.join([_program(), *words])
+    size = os.environ.get("DEMO") or "default"
+    return command if size == "default" else f"DEMO={shlex.quote(size)} {command}"
+
+
+def _program() -> str:
+    """How to call this command here. ``make demo`` calls one that no shell finds by its name."""
+    called = Path(sys.argv[0])
+    if called.name != PROGRAM or shutil.which(PROGRAM):
+        return PROGRAM
+    return os.path.relpath(called)
