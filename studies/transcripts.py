@@ -2,6 +2,7 @@
 answers alone.
 
     python studies/transcripts.py                 # all, written to transcripts.md (some minutes)
+    python studies/transcripts.py --acts          # only the acts of the demo, written to it
     python studies/transcripts.py --only 3 7      # two questions, printed
     python studies/transcripts.py --who default --method exit=never --only 3
 
@@ -12,6 +13,9 @@ look.
 from __future__ import annotations
 
 import argparse
+import os
+import re
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -161,6 +165,35 @@ def page(
         lines += transcript(
             number, QUESTIONS[number - 1], {who: given[at] for who, given in answers.items()}
         )
+    return "\n".join([*lines, acts_on(PAGE)])
+
+
+ACTS = re.compile(r"^## The acts of the demo\n.*", re.M | re.S)
+
+
+def acts_on(page: Path) -> str:
+    """The part of the page with the demo's acts."""
+    found = ACTS.search(page.read_text()) if page.exists() else None
+    return found[0] if found else acts()
+
+
+def acts() -> str:
+    """The acts of both ensembles, as the command shows them without colours."""
+    lines = [
+        "## The acts of the demo",
+        "",
+        "`langchain-specfuse demo`, recorded by `python studies/transcripts.py --acts`.",
+        "",
+    ]
+    for size in ("default", "small"):
+        shown = subprocess.run(
+            [sys.executable, "-m", "langchain_specfuse", "demo", "--yes"],
+            env=os.environ | {"DEMO": size, "COLUMNS": "110"},
+            check=True,
+            stdout=subprocess.PIPE,
+            text=True,
+        ).stdout
+        lines += [f"**{size}**", "", "```text", shown.strip().replace("```", "'''"), "```", ""]
     return "\n".join(lines)
 
 
@@ -178,6 +211,7 @@ def arguments() -> argparse.Namespace:
         metavar="N",
         help="these questions, from 1; printed, not written",
     )
+    made.add_argument("--acts", action="store_true", help="only the acts of the demo")
     made.add_argument("--who", nargs="+", metavar="NAME", help="a member's name, small or default")
     made.add_argument(
         "--method", nargs="+", default=[], metavar="NAME|KEY=VALUE", help="as for the command"
@@ -191,6 +225,9 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     given = arguments()
+    if given.acts:
+        PAGE.write_text(f"{ACTS.sub('', PAGE.read_text()).rstrip()}\n\n{acts()}")
+        return
     settings = Settings(max_tokens=given.max_tokens, method=method_of(given.method))
     numbers = given.only or list(range(1, len(QUESTIONS) + 1))
     answers, seconds = {}, {}
