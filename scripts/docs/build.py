@@ -3,6 +3,7 @@
 ``make docs`` calls this script without options, which needs no models.
 
     --run     ask the demo ensemble again, and save its rounds in run.json
+    --acts    show the acts of the demo again, and save what the terminal shows in demo.cast
     --photos  photograph the page of that run and the live page in a browser
     --check   change nothing; exit with 1 if something is out of date
 
@@ -32,6 +33,7 @@ PACKAGE = ROOT / "langchain_specfuse"
 sys.path.insert(0, str(HERE))
 
 import tables  # noqa: E402
+from film import filmed, record_acts  # noqa: E402
 from picture import PROGRAM, drawn, photograph  # noqa: E402
 
 QUESTION = "What is the difference between weather and climate?"
@@ -40,6 +42,7 @@ CONVERSATION = ("What is climate? Answer in one sentence.", "And how does weathe
 CHECKED = ["--check", "forbids:atmosphere", "--show-rejected"]
 """The photograph of the endpoint's page shows a draft that this check refused."""
 RUN = DOCS / "pictures" / "run.json"
+ACTS = DOCS / "pictures" / "demo.cast"
 PART = re.compile(r"(<!-- generated: ([a-z-]+) -->\n).*?(<!-- end -->)", re.S)
 
 
@@ -318,6 +321,7 @@ MEASURED: Mapping[str, tuple[Callable[[Any], str], str]] = {
 PARTS: Mapping[str, Callable[[], str]] = {
     "command": partial(command, "main"),
     "command-eval": partial(command, "eval"),
+    "command-demo": partial(command, "demo"),
     "command-doctor": partial(command, "doctor"),
     "command-serve": partial(command, "serve"),
     "command-plan": partial(command, "plan"),
@@ -348,6 +352,7 @@ def generated() -> Iterator[tuple[Path, str]]:
         )
     yield DOCS / "pictures" / "run.svg", drawn(**recorded())
     yield DOCS / "pictures" / "run.html", recorded_trace().html()
+    yield ACTS.with_suffix(".svg"), filmed(ACTS.read_text())
     yield DOCS / "pictures" / "exit.svg", drawn(**scripted())
 
 
@@ -362,12 +367,17 @@ def main() -> int:
         "--run", action="store_true", help="ask the demo ensemble again (a minute or two)"
     )
     parser.add_argument(
+        "--acts", action="store_true", help="show the demo's acts again (half a minute)"
+    )
+    parser.add_argument(
         "--photos", action="store_true", help="photograph the recorded run's page (needs a browser)"
     )
     parser.add_argument("--check", action="store_true", help="change nothing, only report")
     arguments = parser.parse_args()
     if arguments.run:
         record()
+    if arguments.acts:
+        record_acts(ACTS)
     if arguments.photos:
         with served() as address:
             photograph(recorded_trace(), address, CONVERSATION, DOCS / "pictures")

@@ -32,11 +32,14 @@ PROGRAM = "langchain-specfuse"
 class Canvas:
     """Coloured text and boxes on a grid of characters."""
 
-    def __init__(self) -> None:
+    def __init__(self, columns: int = COLUMNS) -> None:
+        self.columns = columns
         self.parts: list[str] = []
         self.line = 0
 
-    def put(self, column: int, text: str, colour: str, *, bold: bool = False) -> None:
+    def put(
+        self, column: int, text: str, colour: str, *, bold: bool = False, struck: bool = False
+    ) -> None:
         """Write text at this column of the current line. Its width does not depend on the reader's
         font."""
         column += len(text) - len(text.lstrip())  # browsers drop spaces at the ends
@@ -45,9 +48,10 @@ class Canvas:
             return
         x, y = EDGE + column * CHAR, TOP + self.line * LINE + 14
         weight = ' font-weight="bold"' if bold else ""
+        line = ' text-decoration="line-through"' if struck else ""
         self.parts.append(
             f'<text x="{x:g}" y="{y}" fill="{colour}" '
-            f'textLength="{len(text) * CHAR:g}"{weight}>{escape(text)}</text>'
+            f'textLength="{len(text) * CHAR:g}"{weight}{line}>{escape(text)}</text>'
         )
 
     def box(
@@ -61,7 +65,7 @@ class Canvas:
         )
 
     def svg(self, title: str) -> str:
-        width, height = 2 * EDGE + COLUMNS * CHAR, TOP + self.line * LINE + 16
+        width, height = 2 * EDGE + self.columns * CHAR, TOP + self.line * LINE + 16
         circles = [
             f'<circle cx="{EDGE + 18 * n}" cy="18" r="5.5" fill="{c}"/>'
             for n, c in enumerate(BUTTONS)

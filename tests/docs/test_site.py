@@ -106,3 +106,22 @@ def test_every_generated_part_has_its_place_and_is_up_to_date(build):
     text = "".join(page.read_text() for page in PAGES)
     assert {part[1] for part in build.PART.findall(text)} == set(build.PARTS)
     assert build.stale() == [], "run: make docs"
+
+
+CAST = """{"version": 2}
+[0.5, "o", "loading\\r\\n"]
+[1.0, "o", "\\r\\n1. A vote.\\r\\n$ ask <it>\\r\\n\\r\\n"]
+[2.0, "o", "\\u001b[36mann\\u001b[0m\\r\\n\\r\\n\\u001b[2;9;31mno\\u001b[0m "]
+[3.0, "o", "\\u001b[36mYes.\\u001b[0m\\r\\n\\r\\nthe table\\r\\n\\r\\nthe summary\\r\\n-> done\\r\\n\\r\\nBye"]
+"""
+
+
+def test_the_film_shows_the_acts_as_the_terminal_did_and_moves_only_for_those_who_want_it(build):
+    svg = build.filmed(CAST)
+    shown = re.findall(r"<text[^>]*>([^<]*)</text>", svg)
+    assert shown == ["1. A vote.", "$ ask &lt;it&gt;", "ann", "no", "Yes.", "-&gt; done"]
+    assert re.search(r'fill="#ff8f7e"[^>]*line-through[^>]*>no<', svg)
+    # one group for each moment; what moves or hides is within the query
+    assert svg.count("<g ") == 3 and "<script" not in svg
+    plain = re.sub(r"@media \(prefers-reduced-motion:no-preference\)\{.*\}\}</style>", "", svg)
+    assert "opacity:0" not in plain and "animation" not in plain
