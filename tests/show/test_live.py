@@ -109,6 +109,12 @@ def ask(one, question, *, state="hidden"):
     one.page.wait_for_selector("#stop", state=state)
 
 
+IN_VIEW = """one => {
+  const { top, bottom } = one.getBoundingClientRect();
+  return top >= 0 && bottom <= Math.min(innerHeight, part("ask").getBoundingClientRect().top);
+}"""
+
+
 def hearing(one):
     """What a screen reader announces from now on."""
     one.page.evaluate("""() => {
@@ -280,6 +286,20 @@ def test_a_member_that_is_voted_out_leaves_after_its_last_draft(serve, opened):
     assert last.text_content() == remark, "it stands after the text of that round"
 
 
+def test_on_a_phone_neither_keyboard_nor_form_covers_the_answer(serve, opened):
+    phone = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
+    paced = Paced(BLUE, name="a")
+    one = opened(url=serve(ensemble(paced)).url, **phone)
+    one.page.wait_for_selector("#summary >> text=a")
+    for _ in range(3):
+        one.page.fill("#words", "Why?")
+        one.page.tap("#go")
+        paced.turns.release(1000)
+        one.page.wait_for_selector("#stop", state="hidden")
+        assert one.page.evaluate("document.activeElement.id") != "words"
+        assert one.page.locator(".segment").last.evaluate(IN_VIEW)
+
+
 # --- a conversation -------------------------------------------------------------------------------
 
 
@@ -356,12 +376,6 @@ def test_a_question_that_got_no_answer_is_not_part_of_the_conversation(serve, op
     ask(one, "C?")
     assert [text for _, text in member.asked[-1]] == ["A?", "Yes.", "C?"]
     assert one.texts("main h1, main .question") == ["A?", "C?"]
-
-
-IN_VIEW = """one => {
-  const { top, bottom } = one.getBoundingClientRect();
-  return top >= 0 && bottom <= Math.min(innerHeight, part("ask").getBoundingClientRect().top);
-}"""
 
 
 @pytest.mark.parametrize("width", [390, 1280])
@@ -459,13 +473,20 @@ def test_other_sites_cannot_ask_or_frame_the_page(serve, opened):
 def test_axe_finds_no_barrier_and_hostile_text_is_text(serve, opened, scheme, width):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")
     look = {"color_scheme": scheme, "viewport": {"width": width, "height": 900}, "bypass_csp": True}
-    one = opened(url=serve(ensemble(" ".join(HOSTILE[:7]), BLUE), api_keys=["key"]).url, **look)
+    look["reduced_motion"] = "reduce"  # or colours are measured while they appear
+    failing = ScriptedMember(BLUE, name=HOSTILE[1], fails_in=1)
+    refusing = {"lead": "a", "checks": [checks.forbids("leak")]}
+    llm = ensemble(" ".join(HOSTILE[:7]), failing, BLUE, **refusing)
+    one = opened(url=serve(llm, api_keys=["key"], show_rejected=True).url, **look)
     one.page.wait_for_selector("#unlock")
     for question in ("", *HOSTILE[:2]):
         if question == HOSTILE[0]:
             unlock(one, "key")
         if question:
             ask(one, question)
+            assert (
+                one.page.locator(".note.left").count() and one.page.locator(".struck del").count()
+            )
             one.unfold("#run-part")
         found = axe.Axe().run(one.page).response["violations"]
         assert [
@@ -473,6 +494,7 @@ def test_axe_finds_no_barrier_and_hostile_text_is_text(serve, opened, scheme, wi
             for violation in found
         ] == []
         assert one.page.evaluate("document.documentElement.scrollWidth") <= width
-    assert one.segments() and one.page.locator("iframe, img, [onerror]").count() == 0
+    assert one.segments() and one.page.locator(".exchange .piece").count()
+    assert one.page.locator("iframe, img, [onerror]").count() == 0
     assert all("401" in event for event in one.trouble)
     one.trouble.clear()
