@@ -6,9 +6,10 @@ import asyncio
 import logging
 import math
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import aclosing, closing, contextmanager
+from concurrent.futures import Future, InvalidStateError
+from contextlib import aclosing, closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -26,12 +27,18 @@ from ..core.values import Panelist, Query
 from ..errors import EnsembleError, MemberError, UsageError, advised, emptied
 from .breaker import Breaker
 from .drive import Admission, adrive, drive
-from .worker import refuse_fork, worker_for
+from .worker import QueuedJob, refuse_fork, worker_for
 
 if TYPE_CHECKING:
     from .checker import Checker
 
 log = logging.getLogger("langchain_specfuse")
+
+LOADS_S = 600.0
+"""A member that has been loading for so long keeps no other from loading, and no answer waits for
+it in reserve. An answer that cannot begin without it waits on."""
+SHOWN = 400
+"""At most this many characters of an error are shown."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,6 +76,11 @@ class Ensemble:
         """Why members could not be loaded when this was last tried."""
         self._waiting: list[_Waiting] = []
         self._loading = False
+        """Whether a member is being loaded that the next ones wait for."""
+        self._is_early = False
+        """Whether all members were asked to load early, in this series of loads."""
+        self._under_way: dict[str, float] = {}
+        """The members that are being loaded -> since when, by ``time.monotonic()``."""
 
     # - loading
 
@@ -156,10 +168,7 @@ class Ensemble:
                 else:
                     self._waiting.append(call)
             probes = {name: self._probes[name] for name in self.members if name in self._probes}
-            if not self._loading and self._next() is not None:
-                worker_for("loading").call(self, self._load)
-                # last, so that an interrupt before it does not leave a load that never begins
-                self._loading = True
+            self._load_next()
         for future, error in done:
             if error is not None:
                 future.set_exception(error)
@@ -172,33 +181,56 @@ class Ensemble:
         for name in (*wanted, *self.members):
             error = self._failed.get(name)
             can_retry = isinstance(error, MemberError) and not self.breaker.is_paused(name)
-            if name not in self._probes and (error is None or can_retry):
+            is_new = name not in self._probes and name not in self._under_way
+            if is_new and (error is None or can_retry):
                 return name
         return None
 
-    def _load(self) -> None:
+    def _load_next(self) -> None:
+        """Have the next member loaded, unless one is being loaded. The caller holds the lock."""
+        name = None if self._loading else self._next()
+        if name is None:
+            self._is_early = self._is_early and self._loading
+            return
+        load = partial(self._load, name)
+        # Not the member itself: it may be at work for another ensemble.
+        job = QueuedJob(object(), "call", load, self._go_on, timeout_s=LOADS_S)
+        worker_for("loading").put(job)
+        # last, so that an interrupt before it does not leave a load that never begins
+        self._loading = True
+
+    def _go_on(self, _: object) -> None:
+        """The load has ended, or takes so long that the next one begins."""
+        with self._lock:
+            self._loading = False
+        self._settle()
+
+    def _load(self, name: str) -> None:
+        with self._lock:
+            is_first, self._is_early = not self._is_early, True
+            self._under_way[name] = time.monotonic()
+        try:
+            if is_first:
+                self._load_early()
+            self.breaker.try_again(name)
+            probe = _probe_of(self.members[name])
+        except BaseException as error:
+            self._note_failure(name, _as_failure(name, error))
+        else:
+            self._probes[name] = probe
+            self._failed.pop(name, None)
+            self.breaker.worked(name)
+        with self._lock:
+            self._under_way.pop(name, None)
+        self._settle()
+
+    def _load_early(self) -> None:
+        """Let members that load elsewhere load in parallel."""
         for member in self.members.values():
             try:
-                # Members that load elsewhere load in parallel.
                 getattr(member, "start_loading", lambda: None)()
             except BaseException:  # a member may raise anything; `probe` shows whether it loads
                 log.info("%s could not start to load early", member.name, exc_info=True)
-        while True:
-            with self._lock:
-                name = self._next()
-                self._loading = name is not None
-            if name is None:
-                return
-            self.breaker.try_again(name)
-            try:
-                probe = _probe_of(self.members[name])
-            except BaseException as error:
-                self._note_failure(name, error)
-            else:
-                self._probes[name] = probe
-                self._failed.pop(name, None)
-                self.breaker.worked(name)
-            self._settle()
 
     def _note_failure(self, name: str, error: BaseException) -> None:
         self._failed[name] = emptied(error)
@@ -315,13 +347,27 @@ class Ensemble:
         woken: Future[Panelist] = Future()
 
         def complete(loading: Future[dict[str, Probe]]) -> None:
+            limit.cancel()
             try:
                 loading.result()
                 self._refuse_blind([name], kinds)
-                woken.set_result(self._panelist(name))
+                panelist = self._panelist(name)
             except BaseException as error:  # a member may raise anything, and the answer waits
+                fail(error)
+            else:
+                with suppress(InvalidStateError):  # it was given up
+                    woken.set_result(panelist)
+
+        def fail(error: BaseException) -> None:
+            with suppress(InvalidStateError):
                 woken.set_exception(error)
 
+        message = f"it has been loading for more than {LOADS_S:g} s"
+        late = MemberError(message, member=name, kind="timeout")
+        began = self._under_way.get(name, time.monotonic())
+        limit = threading.Timer(max(0.0, began + LOADS_S - time.monotonic()), fail, [late])
+        limit.daemon = True
+        limit.start()
         self._loaded(lambda: [name], [name]).add_done_callback(complete)
         return woken
 
@@ -409,6 +455,19 @@ def _joined(errors: Sequence[BaseException]) -> BaseException:
     for note in dict.fromkeys(note for each in failures for note in getattr(each, "__notes__", ())):
         error.add_note(note)
     return error
+
+
+def _as_failure(name: str, error: BaseException) -> BaseException:
+    """The error of a load. What may pass, such as memory that others take now, is the member's
+    failure: another one can lead meanwhile. Any other error stays as it is."""
+    passing = (RuntimeError, MemoryError, ConnectionError, TimeoutError)
+    if not isinstance(error, passing) or isinstance(error, NotImplementedError):
+        return error
+    failure = MemberError(f"{type(error).__name__}: {error}"[:SHOWN], member=name)
+    failure.__cause__ = error
+    for note in getattr(error, "__notes__", ()):
+        failure.add_note(note)
+    return advised(failure, "the error is the member's own; try it alone: members=[...]")
 
 
 def _probe_of(member: Member) -> Probe:

@@ -31,7 +31,7 @@ from langchain_specfuse import (
     UsageError,
     checks,
 )
-from langchain_specfuse.engine import breaker
+from langchain_specfuse.engine import breaker, ensemble
 from tests.members import tiny
 from tests.members.failing_server import FailingServer
 
@@ -762,6 +762,61 @@ def test_a_lead_that_cannot_be_loaded_is_replaced_and_leads_once_it_can(pair, no
     assert llm.invoke("Count.").text == "a b c d e f", "no answer waits for another try"
     lead.may_load.set()
     assert until(lambda: llm.invoke("Count.").text == "1 2 3 4 5 6")
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("CUDA out of memory"), MemoryError(), ConnectionError("cut")], ids=repr
+)
+def test_a_lead_that_has_no_memory_to_load_into_is_replaced(pair, error, caplog):
+    pair[0].error_at_load = error
+    message = led(pair).invoke("Count.")
+    assert message.text == "a b c d e f"
+    assert f"lead cannot be loaded: {type(error).__name__}" in caplog.text
+
+
+def test_an_error_in_the_code_of_the_lead_is_raised(pair):
+    pair[0].error_at_load = KeyError("weights")
+    with pytest.raises(MemberError, match="could not be loaded: KeyError: 'weights'"):
+        led(pair).invoke("Count.")
+
+
+def test_a_member_alone_that_cannot_load_says_why():
+    member = Loaded("1 2", name="alone", loads=[])
+    member.error_at_load = RuntimeError("CUDA out of memory")
+    with pytest.raises(MemberError, match="RuntimeError: CUDA out of memory") as raised:
+        SpecFuseChatModel(members=[member]).invoke("Count.")
+    assert raised.value.member == "alone" and raised.value.__cause__ is member.error_at_load
+
+
+def test_a_reserve_that_hangs_while_it_loads_keeps_neither_the_answer_nor_other_members(
+    pair, monkeypatch
+):
+    monkeypatch.setattr(ensemble, "LOADS_S", 0.3)
+    lead, spare = pair
+    third = Loaded("A B C D E F", name="third", loads=lead.loads)
+    spare.may_load.clear()
+    llm = SpecFuseChatModel(members=[spare, lead, third], lead="lead", segment_tokens=2)
+    message = llm.invoke("Count.")
+    assert message.text == "1 2 C D E F"
+    assert lead.loads == ["lead", "spare", "third"]
+    exits = message.response_metadata["specfuse"]["exits"]
+    assert [(exit["member"], exit["kind"]) for exit in exits] == [
+        ("lead", "error"),
+        ("spare", "timeout"),
+    ]
+    spare.may_load.set()
+    lead.error_at_load = third.error_at_load = unreached("it")
+    assert until(lambda: not llm.invoke("Count.", lead="spare").text.strip("abcdef "))
+    assert lead.loads.count("spare") == 1
+
+
+def test_an_answer_waits_for_its_lead_however_long_it_loads(pair, monkeypatch):
+    monkeypatch.setattr(ensemble, "LOADS_S", 0.05)
+    lead = pair[0]
+    lead.fails_in = None
+    lead.may_load.clear()
+    threading.Timer(0.4, lead.may_load.set).start()
+    assert led(pair).invoke("Count.").text == "1 2 3 4 5 6"
 
 
 def test_wrong_settings_of_the_lead_raise_an_error_immediately(pair):
