@@ -14,7 +14,7 @@ With several samples of one member, this is called self-fusion.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import replace
 
 from . import prompts
@@ -36,7 +36,7 @@ from .rounds import (
     rounds,
     without_failed,
 )
-from .values import Draft, Query, Segment
+from .values import BUDGET, Ask, Draft, DraftJob, Failure, Query, Replies, Reply, Segment
 
 
 def is_fused(settings: Settings) -> bool:
@@ -64,9 +64,12 @@ def fused(query: Query, settings: Settings, panel: Panel, referee: Referee = FRE
         jobs = {name: job_of(query, settings, answer, sample, can_pay) for name in panel.drafters}
         if not jobs:
             break
-        replies = yield from whole_answers(jobs, answer, replaceable=len(jobs) > 1)
+        has_free = any(_is_free(draft) for draft in drafts.values())
+        replies = yield from _own_answers(jobs, answer, panel, budget, has_free=has_free)
         clock.lap("draft", replies)
-        panel = without_failed(panel, jobs, replies, answer, 0, needed=False)
+        staying = _unpaid(replies, {samples.get(name, name) for name in drafts})
+        failing = {name: job for name, job in jobs.items() if name not in staying}
+        panel = without_failed(panel, failing, replies, answer, 0, needed=False)
         for name, reply in replies.items():
             if not isinstance(reply, Draft):
                 continue
@@ -118,6 +121,60 @@ def fused(query: Query, settings: Settings, panel: Panel, referee: Referee = FRE
         referee,
         budget=budget,
     )
+
+
+def _own_answers(
+    jobs: Mapping[str, DraftJob],
+    answer: Answer,
+    panel: Panel,
+    budget: Budget,
+    *,
+    has_free: bool,
+) -> Generator[Ask, Replies, Replies]:
+    """The replies to these jobs. One of the requests that ``max_calls`` allows is kept for the
+    final answer, unless a member that sends none has answered (``has_free``: already before), which
+    can write it. So if there are too few requests, the last members are not asked.
+
+    Which members send requests is known by their replies alone. Those that may not send one are
+    asked all the same, and asked again if there are requests left.
+    """
+    allowed = budget.calls_left
+    order = sorted(jobs, key=lambda name: name != panel.lead)
+    paying = order if len(order) < allowed else order[: max(0, int(allowed) - 1)]
+    asked = {
+        name: replace(job, new_requests=job.new_requests and name in paying)
+        for name, job in jobs.items()
+    }
+    replies = dict((yield from whole_answers(asked, answer, replaceable=len(jobs) > 1)))
+    denied = [name for name in order if name not in paying]
+    while denied := [name for name in denied if _is_unpaid(replies[name])]:
+        has_free = has_free or any(map(_is_free, replies.values()))
+        used = sum(reply.effort.requests for reply in replies.values())
+        left = int(allowed) - used - (not has_free)
+        if left <= 0 or budget.is_spent:
+            break
+        again = {name: jobs[name] for name in denied[:left]}
+        denied = denied[left:]
+        replies |= yield from whole_answers(again, answer, replaceable=len(jobs) > 1)
+    return replies
+
+
+def _is_free(reply: Reply) -> bool:
+    """Whether this is the draft of a member that sends no requests which count."""
+    return isinstance(reply, Draft) and not reply.effort.requests
+
+
+def _is_unpaid(reply: Reply) -> bool:
+    """Whether the member would have needed a request that it may not send."""
+    return isinstance(reply, Failure) and reply.kind == BUDGET
+
+
+def _unpaid(replies: Replies, answered: Collection[str]) -> set[str]:
+    """The members that could not be asked, and stay because they may write the final answer: those
+    that have ``answered`` before or, if nobody has answered, all."""
+    unpaid = {name for name, reply in replies.items() if _is_unpaid(reply)}
+    drafted = any(isinstance(reply, Draft) for reply in replies.values())
+    return unpaid & set(answered) if answered or drafted else unpaid
 
 
 def _writers(panel: Panel, answered: Collection[str]) -> list[str]:

@@ -294,9 +294,11 @@ def test_chat_models_are_asked_once_each_and_the_lead_twice() -> None:
 
 def test_the_budget_applies_to_all_requests_together() -> None:
     answers = lambda: [hosted(name, own)[1] for name, own in zip("ab", OWN, strict=False)]
-    assert council(*answers(), max_calls=3).invoke("Bergen?").text == FINAL
-    with pytest.raises(EnsembleError, match="budget"):
-        council(*answers(), max_calls=2).invoke("Bergen?")
+    for calls, finish in ((3, "stop"), (2, "budget")):
+        message = council(*answers(), max_calls=calls).invoke("Bergen?")
+        used = message.response_metadata["specfuse"]["usage"].values()
+        assert message.text == FINAL and sum(usage["requests"] for usage in used) == calls
+        assert panel_of(message)["answers"]["b"]["finish"] == finish
 
 
 def test_a_member_in_this_process_merges_where_the_budget_is_spent() -> None:

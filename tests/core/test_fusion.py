@@ -234,15 +234,80 @@ def billed(member, cost=1.0):
     return reply
 
 
+def billed_by_sample(member):
+    """Return the member with one billed request for each of its own answers, and one for the final
+    one."""
+    begun = set()
+
+    def reply(job, number):
+        key = job.query.id if is_final(job.query) else (job.query.id, job.sampling)
+        if key in begun:
+            return member(job, number)
+        if not job.new_requests:
+            return Failure(BUDGET, "the budget is spent")
+        begun.add(key)
+        return replace(member(job, number), effort=Effort(requests=1))
+
+    return reply
+
+
 def test_calls_and_costs_are_those_of_all_answers_and_the_final_one():
     members = {name: billed(member) for name, member in TWO.items()}
     enough = fuse(members, FUSED.model_copy(update={"max_calls": 3}))
     assert enough.text == FINAL
-    for limits in ({"max_calls": 2}, {"max_cost": 2.0}):
-        members = {name: billed(member) for name, member in TWO.items()}
-        played = fuse(members, FUSED.model_copy(update=limits))
-        assert isinstance(played.error, EnsembleError) and played.rounds[0].drafts
-        assert {failure.kind for failure in played.error.failures} == {BUDGET}
+    members = {name: billed(member) for name, member in TWO.items()}
+    played = fuse(members, FUSED.model_copy(update={"max_cost": 2.0}))
+    assert isinstance(played.error, EnsembleError) and played.rounds[0].drafts
+    assert {failure.kind for failure in played.error.failures} == {BUDGET}
+
+
+def limited(members, calls, **more):
+    return fuse(members, FUSED.model_copy(update={"max_calls": calls, **more}))
+
+
+def requests(played):
+    """Return how many requests were sent for the answer."""
+    return sum(
+        effort.requests
+        for round in played.rounds
+        for efforts in round.efforts.values()
+        for effort in efforts.values()
+    )
+
+
+@pytest.mark.parametrize("calls", [2, 3, 4])
+def test_one_call_is_kept_for_the_writer(calls):
+    names = ("a", "b", "c")
+    played = limited({name: billed(writes(f"Four, says {name}.")) for name in names}, calls)
+    assert played.text == FINAL and requests(played) == calls
+    assert list(played.rounds[0].drafts) == list(names[: calls - 1])
+    assert played.left == list(names[calls - 1 :])
+
+
+def test_with_one_call_the_lead_answers_the_question():
+    played = limited({"a": billed(writes("Four.")), "b": billed(writes("It is 4."))}, 1)
+    assert played.text == "Four." and requests(played) == 1 and not finals(played)
+
+
+def test_no_call_is_kept_if_a_member_that_sends_none_can_write():
+    free, paid = writes("Four."), billed(writes("It is 4."))
+    for members in ({"a": free, "b": paid}, {"b": paid, "a": free}):
+        played = limited(members, 1)
+        assert set(played.rounds[0].drafts) == {"a", "b"} and played.text == FINAL
+        assert requests(played) == 1
+
+
+def test_members_that_send_no_requests_take_none_from_the_others():
+    free = {name: writes(f"Four, says {name}.") for name in "abc"}
+    played = limited({**free, "d": billed(writes("4, says d.")), "e": billed(writes("4."))}, 2)
+    assert set(played.rounds[0].drafts) == {*"abcde"} and requests(played) == 2
+
+
+def test_a_call_is_kept_for_the_writer_of_several_samples():
+    members = {name: billed_by_sample(member) for name, member in TWO.items()}
+    played = limited(members, 4, samples=3)
+    assert played.text == FINAL and requests(played) == 4
+    assert list(played.rounds[0].drafts) == ["a", "b", "a#2"]
 
 
 def test_max_tokens_applies_to_each_answer_and_to_the_final_one():
