@@ -228,6 +228,16 @@ def test_a_refused_draft_is_struck_out_under_its_replacement_for_a_moment(serve,
     assert one.page.get_attribute(".piece", "data-refused") == "✗1"
 
 
+def test_of_many_refused_drafts_the_first_are_shown_and_the_rest_counted(serve, opened):
+    scripts = [f"We guarantee it {number} times." for number in range(5)]
+    llm = ensemble(*scripts, "We hope so.", checks=[checks.forbids("guarantee")])
+    one = opened(url=serve(llm, show_rejected=True).url)
+    one.page.clock.install()
+    ask(one, "Well?")
+    *shown, more = one.texts(".struck > span")
+    assert [line[:4] for line in shown] == ["✗ a:", "✗ b:", "✗ c:"] and more == "and 2 more"
+
+
 def test_text_that_is_withdrawn_with_a_draft_is_struck_out_with_it(serve, opened):
     """The check refuses two words: the first was held back, the second is the draft's."""
     scripts = ("We see no risk in it at all.", "We see some use in it today.")
