@@ -129,6 +129,7 @@ def test_development_questions_are_not_among_the_sealed_ones(study, members):
     assert not by_part[DEVELOPMENT] & by_part[SEALED]
 
 
+@pytest.mark.long
 def test_tables_share_answers_and_a_stopped_run_continues(study, members, capsys):
     words = ["--members", *members, "--tables"]
     study(*words, "exit")
@@ -178,6 +179,7 @@ def test_members_that_cannot_be_loaded_do_not_stop_the_others(
     assert not (study.folder / "five" / SEALED).exists()
 
 
+@pytest.mark.long
 def test_servers_run_while_their_group_is_asked_and_start_once_for_a_single_group(
     study, models, starts, monkeypatch
 ):
@@ -230,6 +232,7 @@ def test_answers_to_published_questions_are_graded(tmp_path, name, row, right, w
     assert task.grade(question, right).score == 1 and task.grade(question, wrong).score == 0
 
 
+@pytest.mark.long
 def test_open_answers_are_graded_by_what_they_share_with_the_reference(tmp_path):
     row = {"instruction": "Name a fruit.", "context": "On a list.", "response": "An apple is one"}
     task = task_of(tmp_path, "dolly", row)
