@@ -468,7 +468,7 @@ class _Progress(logging.Handler):
         if record.levelno > logging.INFO:
             if logging.lastResort and not logging.getLogger().handlers:
                 logging.lastResort.handle(record)
-        elif record.module == "vllm_server":
+        elif record.module.startswith("vllm"):
             say(record.getMessage())
 
 

@@ -27,7 +27,7 @@ import pytest
 from langchain_specfuse import Method, SpecFuseChatModel, VllmMember, unload
 from langchain_specfuse.core.values import Draft, DraftJob, Sampling
 from langchain_specfuse.errors import MemberError, UsageError
-from langchain_specfuse.members.server import vllm_server
+from langchain_specfuse.members.server import vllm_log
 
 from .. import fake_hub, lora, tiny
 from ..fake_server import INST_END, FakeServer
@@ -360,7 +360,7 @@ def test_a_server_that_writes_nothing_for_too_long_is_ended(
     folder: str, starts: Starts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_VLLM_LOADS_S", "60")
-    monkeypatch.setattr(vllm_server, "QUIET_S", 0.5)
+    monkeypatch.setattr(vllm_log, "QUIET_S", 0.5)
     member = VllmMember(folder)
     with pytest.raises(MemberError, match="wrote nothing for") as caught:
         member.probe()
@@ -375,7 +375,7 @@ def test_a_server_that_fetches_its_model_is_not_ended(
     backends = {"org/tiny": next(iter(models.values())).port}
     monkeypatch.setenv("FAKE_VLLM_BACKENDS", json.dumps(backends))
     monkeypatch.setenv("FAKE_VLLM_LOADS_S", str(LOADS_S))
-    monkeypatch.setattr(vllm_server, "QUIET_S", LOADS_S / 4)
+    monkeypatch.setattr(vllm_log, "QUIET_S", LOADS_S / 4)
     (tmp_path / "weights").mkdir()
 
     def fetch() -> None:
