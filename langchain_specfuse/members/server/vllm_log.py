@@ -6,6 +6,7 @@ import logging
 import re
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,7 +51,7 @@ class Progress:
     def look(self) -> None:
         """Look for changes and log them, every few seconds."""
         now = time.monotonic()
-        if now - self._looked < min(TELLS_S, QUIET_S):
+        if now - self._looked < TELLS_S:
             return
         self._looked = now
         signs = self._process.log_size(), self._arrived()
@@ -62,12 +63,14 @@ class Progress:
             log.info("%s: starting for %.0f s: %s", self._name, self.seconds, line)
             self._line = line
 
-    def _arrived(self) -> list[tuple[str, int]]:
-        """The files that are being fetched, with their sizes."""
-        if self._downloads is None:
-            return []
-        files = [file for file in self._downloads.rglob("*") if file.is_file()]
-        return sorted((file.name, file.stat().st_blocks) for file in files)
+    def _arrived(self) -> list[tuple[str, int, int]]:
+        """The files that are being fetched, with what changes when a part arrives."""
+        arrived = []
+        for file in self._downloads.rglob("*") if self._downloads else ():
+            with suppress(OSError):  # it may have its final name by now
+                about = file.stat()
+                arrived.append((file.name, about.st_size, about.st_mtime_ns))
+        return sorted(arrived)
 
 
 # --- what logs say --------------------------------------------------------------------------------

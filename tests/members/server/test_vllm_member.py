@@ -360,6 +360,7 @@ def test_a_server_that_writes_nothing_for_too_long_is_ended(
     folder: str, starts: Starts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_VLLM_LOADS_S", "60")
+    monkeypatch.setattr(vllm_log, "TELLS_S", 0.2)
     monkeypatch.setattr(vllm_log, "QUIET_S", 0.5)
     member = VllmMember(folder)
     with pytest.raises(MemberError, match="wrote nothing for") as caught:
@@ -375,6 +376,7 @@ def test_a_server_that_fetches_its_model_is_not_ended(
     backends = {"org/tiny": next(iter(models.values())).port}
     monkeypatch.setenv("FAKE_VLLM_BACKENDS", json.dumps(backends))
     monkeypatch.setenv("FAKE_VLLM_LOADS_S", str(LOADS_S))
+    monkeypatch.setattr(vllm_log, "TELLS_S", 0.2)
     monkeypatch.setattr(vllm_log, "QUIET_S", LOADS_S / 4)
     (tmp_path / "weights").mkdir()
 
