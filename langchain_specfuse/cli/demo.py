@@ -91,7 +91,7 @@ class Run:
 def vote(run: Run) -> str:
     wrote = Counter(item.member for item in run.rounds)
     (first, most), *others = wrote.most_common()
-    seconds = f"first text after {run.times[0]:.1f} s, all after {run.times[-1]:.1f} s"
+    seconds = f"{run.times[-1]:.1f} s, first text after {run.times[0]:.1f} s"
     if not others:
         return f"{first} wrote all of it, because its drafts won; {seconds}"
     shares = ", ".join(f"{name} {count}" for name, count in others)
@@ -229,15 +229,15 @@ def _shown(number: int, members: list[Any], arguments: argparse.Namespace, out: 
     asked.literal = True
     question = main.question_of(asked, lambda _: (members, []))
     paint = main.paint_for([], asked, out)
-    run = Run(question.rounds(), lead, act.kills)
+    record = Run(question.rounds(), lead, act.kills)
     print(f"\n{paint.coded(BOLD, f'{number}. {act.title}')}", file=out)
     print(f"{paint.coded(BOLD, '$')} {_command(number)}\n", file=out, flush=True)
     try:
-        main.show_answer(question, run.watched(out, paint), asked, out)
+        main.show_answer(question, record.watched(out, paint), asked, out)
     except SpecFuseError as error:
         main.report(error)
         return False
-    print(paint.coded(BOLD, f"-> {act.result(run)}"), file=out, flush=True)
+    print(paint.coded(BOLD, f"-> {act.result(record)}"), file=out, flush=True)
     return True
 
 
@@ -252,7 +252,5 @@ def _command(number: int) -> str:
 
 def _program() -> str:
     """How to call this command here. ``make demo`` calls one that no shell finds by its name."""
-    called = Path(sys.argv[0])
-    if called.name != PROGRAM or shutil.which(PROGRAM):
-        return PROGRAM
-    return os.path.relpath(called)
+    called = sys.argv[0]
+    return called if Path(called).name == PROGRAM and not shutil.which(PROGRAM) else PROGRAM

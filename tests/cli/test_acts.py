@@ -46,7 +46,7 @@ def test_each_act_shows_its_command_and_what_happened(act):
     assert (code, err) == (FINE, "langchain-specfuse: loading lead, other ...\n")
     vote, rule, failure = re.split(r"^\d\. ", out, flags=re.MULTILINE)[1:]
     assert "--lead none 'Why is the sea salty? Answer in two sentences.'\n\nlead  other\n" in vote
-    assert re.search(r"^-> lead wrote .*; first text after \d", vote, re.MULTILINE)
+    assert re.search(r"^-> lead wrote .*; \d+\.\d s, first text after \d", vote, re.MULTILINE)
     assert "--check 'forbids:sorry|apolog'" in rule and "✗ lead" in rule
     assert "sure that" in rule.split("\n\n")[2] and "sorry" not in rule.split("\n\n")[2]
     assert re.search(r"^-> \d drafts? broke the rule, the answer keeps it", rule, re.MULTILINE)
