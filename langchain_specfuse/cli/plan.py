@@ -161,8 +161,9 @@ def _sized(
 ) -> tuple[_Row, Hashable]:
     """The row of a member, and what those have in common that share its weights."""
     if is_gguf(model):
-        size, kept = size_of(model), arguments.get("cache_type")
-        return _Row(name, _with_cache(size, kept)), (model, arguments.get("n_gpu_layers"), kept)
+        size, kept = size_of(model), str(arguments.get("cache_type"))
+        layers = str(arguments.get("n_gpu_layers"))
+        return _Row(name, _with_cache(size, kept)), (model, layers, kept)
     if is_vllm(model):
         names = signature(source_of).parameters
         own = {key: value for key, value in arguments.items() if key in names}
@@ -179,9 +180,9 @@ def _sized(
     return _Row(name, size_of(model, dtype=dtype), on_gpu=on_gpu), (model, loaded)
 
 
-def _with_cache(size: Size, kept: str | None) -> Size:
+def _with_cache(size: Size, kept: str) -> Size:
     """The size of a ``.gguf`` file whose cache is kept in this type."""
-    part = CACHE_TYPES.get(kept or "", 1.0)
+    part = CACHE_TYPES.get(kept, 1.0)
     return replace(
         size,
         cache_bytes_per_token=math.ceil(part * size.cache_bytes_per_token),

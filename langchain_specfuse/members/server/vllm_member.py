@@ -10,11 +10,10 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import partial
-from threading import Thread
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -196,11 +195,10 @@ class VllmMember(ServerMember):
         with self._connecting:
             if self._ready is None:
                 # Importing transformers may take longer than all requests of the trial.
-                reading = Thread(
+                reading = threading.Thread(
                     target=self._read_tokenizer, name="specfuse-tokenizer", daemon=True
                 )
-                reading.start()
-                self.address = self._address()
+                self.address = self._address(reading.start)
                 if reading.is_alive():
                     log.info("%s: waiting for its tokenizer", self.name)
                 reading.join()
@@ -240,10 +238,10 @@ class VllmMember(ServerMember):
             self._on_deletion.atexit = False  # all servers are stopped then
         return self._server
 
-    def _address(self) -> Address:
-        """The address of the running server."""
+    def _address(self, meanwhile: Callable[[], None]) -> Address:
+        """The address of the running server. ``meanwhile`` is called as soon as it starts."""
         try:
-            address = self._own_server().ready(self.adapter)
+            address = self._own_server().ready(self.adapter, meanwhile)
         except MemberError as error:  # members of one server share it
             own = copy(error)
             own.member = self.name

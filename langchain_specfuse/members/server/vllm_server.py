@@ -149,16 +149,23 @@ class VllmServer:
             if self._starting is None or _has_failed(self._starting):
                 _WANTED[self] = None
 
-    def ready(self, adapter: str | None = None) -> Address:
-        """The address of the server, once it has loaded. Starts it if necessary."""
+    def ready(self, adapter: str | None, meanwhile: Callable[[], None]) -> Address:
+        """The address of the server, once it has loaded. Starts it if necessary. ``meanwhile`` is
+        called once, as soon as its process runs."""
         starting = self._started()
+        is_told = False
         while not starting.done():
             refuse_late()
+            if self.is_alive and not is_told:
+                is_told = True
+                meanwhile()
             try:
                 starting.exception(LOOKS_S)
             except TimeoutError:
                 pass
         starting.result()
+        if not is_told:
+            meanwhile()
         process = self._process
         if process is None:
             raise MemberError(f"the server of {self.source.model} was stopped", member=self.name)
