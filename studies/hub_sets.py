@@ -33,9 +33,9 @@ Row = Mapping[str, Any]
 
 CHOICE = "{}\n\n{}\n\nThink step by step, briefly. Then write: The answer is, and the letter."
 LONG = 300
-"""An answer of at least so many words is a long text."""
+"""An answer of at least this many words is a long text."""
 ONE_IN = 20
-"""One question in so many is a development question."""
+"""One question in this many is a development question."""
 
 
 @dataclass(frozen=True)

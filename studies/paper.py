@@ -7,8 +7,8 @@ package.
     python studies/paper.py --table --out studies/paper.json
 
 Before the run, the script prints the memory that each group of members needs on this machine and
-leaves out the tables whose members do not fit. Then it asks a few development questions in every
-way and prints the hours that the rest takes at that pace. A stopped run continues.
+leaves out the tables whose members do not fit. Then every system answers a few development
+questions, and the script prints the hours that the rest takes at that pace. A stopped run continues.
 
 The members are ours: the texts of the papers that we could read name sizes, not models. Other
 members are named with ``--members``: ``vllm:`` and hub ids, folders, GGUF files, addresses.
@@ -420,17 +420,23 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--sets", nargs="+", choices=hub_sets.SETS, default=list(hub_sets.SETS))
     parser.add_argument("--members", nargs="+", help="in place of the members of every table")
     parser.add_argument("--data", type=Path, help="a folder of files with the sets' questions")
-    parser.add_argument("--questions", type=int, default=COUNT, help="of each set (%(default)s)")
+    parser.add_argument(
+        "--questions", type=int, default=COUNT, help="sealed questions of each set (%(default)s)"
+    )
     parser.add_argument(
         "--measured",
         type=int,
         default=MEASURED,
         help="development questions of each set that measure the pace (%(default)s)",
     )
-    parser.add_argument("--at-once", type=int, default=16, help="questions under way together")
+    parser.add_argument(
+        "--at-once", type=int, default=16, help="how many questions are asked at once"
+    )
     parser.add_argument("--folder", type=Path, default=Path("specfuse-study/paper"))
     parser.add_argument("--gpus", help="with --plan: another machine's GPUs, such as 80 or 4x80")
-    parser.add_argument("--plan", action="store_true", help="only say what fits and how long")
+    parser.add_argument(
+        "--plan", action="store_true", help="only say what fits and how long it takes"
+    )
     parser.add_argument("--table", action="store_true", help="only show the results so far")
     parser.add_argument("--out", type=Path, help="write what the page shows as JSON")
     return parser

@@ -1,6 +1,6 @@
 """``langchain-specfuse demo``: what this package is good for, in three short acts.
 
-The answers are written now, by real models: the numbers below each act are those of this run.
+Real models write the answers as you watch: the numbers below each act are those of this run.
 """
 
 from __future__ import annotations
@@ -161,15 +161,15 @@ def parser() -> argparse.ArgumentParser:
     parser = new_parser(
         "demo",
         "What this package is good for, in three short acts by the demo's models (DEMO=small: "
-        "smaller ones). Nothing is recorded: they write now.",
+        "smaller ones). No answer is a recording: they write as you watch.",
     )
     parser.add_argument(
         "acts",
         nargs="*",
         type=whole,
         metavar="N",
-        help="the acts: 1 is a vote, 2 a rule, 3 a failure (default: all); a question is asked "
-        "without the word demo",
+        help="the acts: 1 is a vote, 2 a rule, 3 a failure (default: all); to ask a question, "
+        "leave out the word demo",
     )
     parser.add_argument(
         "--yes", action="store_true", help="fetch the models without asking, if they are missing"

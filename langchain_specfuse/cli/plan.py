@@ -159,7 +159,7 @@ def _refuse_missing(adapter: str, model: str, name: str) -> None:
 def _sized(
     name: str, model: str, arguments: Mapping[str, Any], has_gpu: bool
 ) -> tuple[_Row, Hashable]:
-    """The row of a member, and what those have in common that share its weights."""
+    """The row of a member, and a key that all members with the same weights have."""
     if is_gguf(model):
         size, kept = size_of(model), str(arguments.get("cache_type"))
         layers = str(arguments.get("n_gpu_layers"))

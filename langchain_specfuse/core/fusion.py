@@ -132,11 +132,11 @@ def _own_answers(
     has_free: bool,
 ) -> Generator[Ask, Replies, Replies]:
     """The replies to these jobs. One of the requests that ``max_calls`` allows is kept for the
-    final answer, unless a member that sends none has answered (``has_free``: already before), which
+    final answer, unless a member that sends none has answered (``has_free``: one has before) and
     can write it. So if there are too few requests, the last members are not asked.
 
-    Which members send requests is known by their replies alone. Those that may not send one are
-    asked all the same, and asked again if there are requests left.
+    Only the replies show which members send requests. Those that may not send one are asked all the
+    same, and asked again if there are requests left.
     """
     allowed = budget.calls_left
     order = sorted(jobs, key=lambda name: name != panel.lead)

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("langchain_specfuse")
 
 LOADS_S = 600.0
-"""A member that has been loading for so long keeps no other from loading, and no answer waits for
-it in reserve. An answer that cannot begin without it waits on."""
+"""A member that has been loading for this long no longer keeps others from loading, and no answer
+waits for it as a reserve. An answer that cannot begin without it goes on waiting."""
 SHOWN = 400
 """At most this many characters of an error are shown."""
 
@@ -458,8 +458,8 @@ def _joined(errors: Sequence[BaseException]) -> BaseException:
 
 
 def _as_failure(name: str, error: BaseException) -> BaseException:
-    """The error of a load. What may pass, such as memory that others take now, is the member's
-    failure: another one can lead meanwhile. Any other error stays as it is."""
+    """The error of a load. One that may pass, such as memory that other programs hold now, becomes
+    the member's failure: another member can lead meanwhile. Any other error stays as it is."""
     passing = (RuntimeError, MemoryError, ConnectionError, TimeoutError)
     if not isinstance(error, passing) or isinstance(error, NotImplementedError):
         return error

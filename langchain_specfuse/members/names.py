@@ -233,7 +233,7 @@ def _unknown_provider(model: str) -> UsageError:
     similar = get_close_matches(provider.lower(), (*PROVIDERS, "hf", "vllm"), n=1, cutoff=0.8)
     if similar:
         return advised(error, f"did you mean '{similar[0]}:{rest or 'MODEL'}'?")
-    return advised(error, f"a model of Ollama's is 'ollama:{model}'")
+    return advised(error, f"an Ollama model is named 'ollama:{model}'")
 
 
 def _misspelt_gguf(model: str, path: Path) -> UsageError:

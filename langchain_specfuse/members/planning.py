@@ -59,7 +59,7 @@ loading."""
 CPU_CACHE_BYTES = 2 * GIB
 """The cache of a vLLM server that has no GPU, unless the user chose another size."""
 LEAST_BYTES = 1e6
-"""Fewer bytes of memory are a mistake: gigabytes, probably."""
+"""Fewer bytes of memory are a mistake: gigabytes were meant, probably."""
 ANSWER_S = 10.0
 """How long ``nvidia-smi`` may take to answer. It may hang if a GPU is lost."""
 TRIES = 10_000
@@ -287,7 +287,7 @@ def check_choices(
         raise advised(error, "bytes, or a part of the GPU such as 0.5")
     if 1 < memory < LEAST_BYTES:
         error = UsageError(f"the memory of {name} is in bytes, and no model fits into {memory:g}")
-        raise advised(error, f"{memory:g} GB are memory={memory:g}e9; 0.5 is half of the GPU")
+        raise advised(error, f"for {memory:g} GB, pass memory={memory:g}e9; 0.5 is half of the GPU")
 
 
 def _member(
@@ -575,7 +575,7 @@ def _refusal(
     if divided is not None:
         advised(
             error,
-            f"divide {divided.name} among GPUs, then all fit: tensor_parallel={divided.count}",
+            f"all fit if {divided.name} is divided among GPUs: tensor_parallel={divided.count}",
         )
     return advised(
         error, "choose smaller models, or a machine with more memory: --gpus describes one"

@@ -78,11 +78,11 @@ def hint_for(model: str) -> str | None:
     """The chat model that may have been meant by a name that is no model on the hub.
 
     >>> hint_for("ollama/llama3.2"), hint_for("llama3.2"), hint_for("Qwen/Qwen3-8B")
-    ("a chat model is named 'ollama:llama3.2'", "a model of Ollama's is 'ollama:llama3.2'", None)
+    ("a chat model is named 'ollama:llama3.2'", "an Ollama model is named 'ollama:llama3.2'", None)
     """
     provider, slash, rest = model.partition("/")
     if not slash:
-        return f"a model of Ollama's is 'ollama:{model}'"
+        return f"an Ollama model is named 'ollama:{model}'"
     if provider in PROVIDERS:
         return f"a chat model is named '{provider}:{rest}'"
     return None

@@ -33,7 +33,7 @@ class Place:
 
 
 def places_of(servers: Sequence[VllmServer]) -> dict[VllmServer, Place | BaseException]:
-    """The place of each of these servers: on GPUs, as planned for all of them, or on the CPU. Of
+    """The place of each of these servers: on GPUs, as planned for all of them, or on the CPU. For
     one that cannot be placed, the error."""
     known = planning.gpus()
     places: dict[VllmServer, Place | BaseException] = {}

@@ -134,7 +134,7 @@ def version_of_vllm(python: str) -> str | None:
 
 
 def _unusable(python: str, why: str) -> UsageError:
-    error = UsageError(f"{python!r} is no Python that runs: {why}")
+    error = UsageError(f"{python!r} is not a working Python: {why}")
     return advised(error, "python= and SPECFUSE_VLLM_PYTHON name an interpreter")
 
 

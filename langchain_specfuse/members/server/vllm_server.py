@@ -70,7 +70,7 @@ _releasing: threading.Thread | None = None
 
 
 def acquire(source: VllmSource, user: int, adapter: str | None) -> VllmServer:
-    """The one server of this source, used by one member more."""
+    """The one server of this source, with one more user."""
     with _LOCK:
         _let_release()
         server = _SERVERS.get(source)
@@ -86,7 +86,7 @@ def release_later(server: VllmServer, user: int) -> None:
 
 
 def _let_release() -> None:
-    """Have a thread that does what is in ``_LEFT``. The caller holds ``_LOCK``."""
+    """Start the thread that works through ``_LEFT``, unless it runs. The caller holds ``_LOCK``."""
     global _releasing
     if _releasing is None or not _releasing.is_alive():
         _releasing = threading.Thread(
@@ -226,7 +226,7 @@ class VllmServer:
             raise advised(died, "unload() and the next question start it once more")
         self._restarted_at = now
         log.warning(
-            "the vLLM server of %s died and is started again; its log is %s: %s",
+            "the vLLM server of %s died and is being restarted; its log is %s: %s",
             self.source.model,
             process.log,
             cause_of(process.log_lines())[1],
@@ -268,7 +268,7 @@ class VllmServer:
             cause, _ = cause_of(process.log_lines())
             if cause is not PORT_TAKEN or attempt == PORTS - 1:
                 raise self._failure(process, "ended while it started")
-            log.info("port %d was taken meanwhile; vLLM is started at another one", port)
+            log.info("port %d was taken meanwhile; starting vLLM at another one", port)
             process.stop()
 
     def _has_loaded(self, process: ServerProcess) -> bool:

@@ -108,7 +108,7 @@ def size_of(source: VllmSource) -> planning.Size:
     try:
         return planning.size_of(source.model, dtype=dtype, quantization=chosen.get("quantization"))
     except FileNotFoundError as error:
-        missing = MemberError(f"{source.model} holds no model: {error}", kind="not_found")
+        missing = MemberError(f"{source.model} contains no model: {error}", kind="not_found")
         raise advised(missing, "name a hub id, or a folder as save_pretrained writes it") from error
 
 

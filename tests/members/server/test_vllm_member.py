@@ -427,7 +427,7 @@ def test_an_environment_without_vllm_is_an_error_that_says_what_to_install(
             VllmMember(folder, python=python).probe()
         assert "pip install vllm" in caught.value.__notes__[0]
     for python in ("/nowhere/python", "/bin/true", "/bin/echo", "/bin/false"):
-        with pytest.raises(UsageError, match=f"'{python}' is no Python that runs"):
+        with pytest.raises(UsageError, match=f"'{python}' is not a working Python"):
             VllmMember(folder, python=python).probe()
 
 
@@ -561,7 +561,7 @@ def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) ->
 @pytest.mark.parametrize(
     ("arguments", "advice"),
     [
-        ({"memory": 20}, "20 GB are memory=20e9"),
+        ({"memory": 20}, "for 20 GB, pass memory=20e9"),
         ({"gpu": "cuda:0"}, "a GPU's number in nvidia-smi, or several: gpu=[0, 1]"),
         ({"device": "cuda:0"}, "gpu=0 names a GPU"),
         ({"dtype": "bfloat16"}, "engine_args={'dtype': ...}"),
