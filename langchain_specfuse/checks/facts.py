@@ -35,13 +35,21 @@ _LINK = re.compile(r"(?:https?://|www\.)[^\s<>\"“”]+", re.IGNORECASE)
 _QUOTATION = re.compile(r"“([^“”]+)”|„([^„“”]+)[“”]|«([^«»]+)»|(?<!\w)\"(?=\S)([^\"\n]+)\"(?!\w)")
 _OMISSION = re.compile(r"…|\.\.\.|\[[^\[\]]*\]")
 _SCALES = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_SCALE = rf"(?:[ -]({'|'.join(_SCALES)})s?\b)?"
+_THOUSANDS = r"\d{1,3}(?:,\d{3})+(?!\d)"
 _NUMBER = re.compile(
-    r"(?<!\w)(?<!\d\.)(\d{1,2}(?::\d\d)+(?!\d)|\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)*|\.\d+)"
-    rf"(?:[ -]({'|'.join(_SCALES)})s?\b)?",
+    r"(?<!\w)(?<!\d\.)"
+    rf"(\d{{1,2}}(?::\d\d)+(?!\d)|{_THOUSANDS}(?:\.\d+)?|\d+(?:\.\d+)*|(?<!\.)\.\d+){_SCALE}",
     re.IGNORECASE,
 )
-_CODE = re.compile(r"(?<!\w)[^\W\d]+(\d{1,3}(?:,\d{3})+|\d{3,})\w*")
-"""A word that ends in a number: N12345, EUR1,200. Shorter ones are names (GPT4, H2O)."""
+_CODE = re.compile(
+    rf"(?<!\w)[^\W\d]+({_THOUSANDS}(?:\.\d+)?|\d{{3,}}(?:\.\d+)*){_SCALE}(\w*)", re.IGNORECASE
+)
+"""A word with a number: N12345, EUR1,200. Shorter numbers are in names (GPT4, H2O)."""
+_FURTHER = re.compile(r"\d{3,}")
+"""A number in the rest of a code. Words of Chinese and Japanese are not separated."""
+_EMPHASIS = re.compile(r"(?<!\w)_+(?=\w)|(?<=\w)_+(?!\w)")
+_FOOTNOTE = re.compile(r"(?<=[.,;:!?)\]\"'”’])[⁰¹²³⁴-⁹]+")
 _UNJUDGED = re.compile(r"^[ \t>*-]*\d{1,3}[.)](?=\s|\Z)|\[\d+(?:\s*[,–-]\s*\d+)*\]", re.MULTILINE)
 """The number of an item in a list, and a mark that refers to a source."""
 # fmt: off
@@ -80,10 +88,10 @@ class _Number(NamedTuple):
 
 class _Code(NamedTuple):
     word: str
-    value: str
+    values: tuple[str, ...]
 
     def is_in(self, facts: Facts) -> bool:
-        return f" {self.word} " in facts.words or self.value in facts.numbers
+        return f" {self.word} " in facts.words or facts.numbers.issuperset(self.values)
 
 
 class _Date(NamedTuple):
@@ -129,12 +137,13 @@ def facts_in(source: str) -> Facts:
     """What a source contains. A date counts as its numbers, too."""
     text = _plain(source)
     links = frozenset(_address(found[0]) for found in _LINK.finditer(text))
-    words = _words(text)
-    text = _LINK.sub(" ", text)
+    words = _words(_EMPHASIS.sub("", text))
+    text = _without_links(text)
     numbers: set[str] = set()
     for found in _COUNT.finditer(words):
         numbers |= _counted(found)
-    numbers |= {_digits(found[1]) for found in _CODE.finditer(text)}
+    for found in _CODE.finditer(text):
+        numbers |= {*_values_of_code(found), _value(found, scaled=False)}
     for found in _NUMBER.finditer(_CODE.sub(" ", text)):
         numbers |= {_value(found), _value(found, scaled=False), _without_seconds(found)}
     dates: set[tuple[int, int, int]] = set()
@@ -153,7 +162,7 @@ def claims_in(answer: str) -> Iterator[Claim]:
     text = _plain(answer)
     for link in _LINK.finditer(text):
         yield Claim("link", _trimmed(link[0]), _Link(_address(link[0])))
-    text = _LINK.sub(" ", text)
+    text = _without_links(text)
     for quotation in _QUOTATION.finditer(text):
         parts = _parts(quotation)
         if sum(len(part.split()) for part in parts) >= QUOTED_WORDS:
@@ -163,7 +172,7 @@ def claims_in(answer: str) -> Iterator[Claim]:
         yield Claim("date", found[0], _Date(readings))
         text = text[: found.start()] + " " * len(found[0]) + text[found.end() :]
     for code in _CODE.finditer(text):
-        yield Claim("code", code[0], _Code(_words(code[0]), _digits(code[1])))
+        yield Claim("code", code[0], _Code(_words(code[0]), _values_of_code(code)))
     for number in _NUMBER.finditer(_CODE.sub(" ", text)):
         yield Claim("number", number[0], _Number(_value(number)))
 
@@ -176,10 +185,17 @@ def _parts(quotation: re.Match[str]) -> tuple[str, ...]:
 
 def _plain(text: str) -> str:
     """The text with one form of every digit, space and hyphen. A narrow space inside a number
-    becomes a comma, and the T between a date and a time a space."""
+    becomes a comma, and the T between a date and a time a space. Footnotes' numbers are left
+    out."""
+    text = _FOOTNOTE.sub("", text)
     text = re.sub(r"(?<=\d)[\u00a0\u2009\u202f'’](?=\d{3}(?!\d))", ",", text)
     text = re.sub(r"(?<=\d)T(?=\d\d:)", " ", unicodedata.normalize("NFKC", text))
     return re.sub(r"[\u2010-\u2012\u2212]", "-", text)
+
+
+def _without_links(text: str) -> str:
+    """The text without links, and without the underscores of emphasis, which links may contain."""
+    return _EMPHASIS.sub("", _LINK.sub(" ", text))
 
 
 def _words(text: str) -> str:
@@ -202,9 +218,8 @@ def _address(link: str) -> str:
     return host.lower() + slash + path
 
 
-def _digits(number: str) -> str:
-    """The whole number without commas and leading zeros."""
-    return number.replace(",", "").lstrip("0") or "0"
+def _values_of_code(code: re.Match[str]) -> tuple[str, ...]:
+    return (_value(code), *(number.lstrip("0") or "0" for number in _FURTHER.findall(code[3])))
 
 
 def _value(found: re.Match[str], *, scaled: bool = True) -> str:

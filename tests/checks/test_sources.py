@@ -73,6 +73,9 @@ def test_what_the_sources_say_passes_in_every_notation(answer):
         ("in August 2001", "the date August 2001"),
         ("in 1999", "the number 1999"),
         ("No.1999", "the number 1999"),
+        ("in _1999_", "the number 1999"),
+        ("QX7788ZZ990", "the code QX7788ZZ990"),
+        ("EUR2.5 million or EUR2500000 million", "the code EUR2500000 million"),
         ("train N12345", "the code N12345"),
         ("**ZD0123**", "the code ZD0123"),
         ("EUR2600000", "the code EUR2600000"),
@@ -94,6 +97,24 @@ def test_what_the_sources_say_passes_in_every_notation(answer):
 )
 def test_what_the_sources_do_not_say_is_named(answer, named):
     assert grounded(answer) == f"{named} is not in the sources"
+
+
+@pytest.mark.parametrize(
+    ("source", "answer"),
+    [
+        ("It costs €1,200.50.", "It costs EUR1,200.50."),
+        ("It cost EUR500 million.", "It cost €500 million, or EUR0.5 billion."),
+        ("Release 2024.1 is out.", "Take v2024.1."),
+        ("Take v2024.1.", "Release 2024.1 is out."),
+        ("It is 150.5 km long.", "It is _150.5 km_ long."),
+        ("He said _so be it_ loudly.", "He said “so be it”."),
+        ("It has 500 seats.", "It has about...500 seats, or…500."),
+        ("The tower is tall.", "The tower is tall.⁵ It is old.¹²"),
+        ("从1998年到2003年。", "到2003年为止。"),
+    ],
+)
+def test_what_a_source_says_passes_where_a_number_touches_other_characters(source, answer):
+    assert checks.grounded([source]).function(answer) is None
 
 
 NOTATIONS = ["%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d %B %Y", "%B %d, %Y", "%b %d %Y"]
@@ -121,7 +142,7 @@ def test_a_number_is_the_same_with_and_without_separators(number):
         assert check.function(f"It has {number + 1:,}.")
 
 
-@given(st.text(alphabet="0123456789.,:/-% \n\"“”()[]hJMarch'’thmilon", max_size=60))
+@given(st.text(alphabet="0123456789.,:/-% \n\"“”()[]_…⁵hJMarch'’thmilon", max_size=60))
 def test_every_text_is_grounded_in_itself(text):
     assert checks.grounded([text]).function(text) is None
 
