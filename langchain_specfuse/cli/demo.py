@@ -121,7 +121,7 @@ def failure(run: Run) -> str:
     after = [
         (seconds, item.member)
         for seconds, item in zip(run.times, run.rounds, strict=True)
-        if item.text and item.member not in gone
+        if item.text and item.member not in gone and seconds > run.killed_s
     ]
     if not after:
         return f"{gone[0]} was killed, and nobody wrote after it"
@@ -184,7 +184,7 @@ def parser() -> argparse.ArgumentParser:
 def run(arguments: argparse.Namespace, out: TextIO) -> bool:
     """Show the acts, one after another."""
     began = time.perf_counter()
-    numbers = _checked(arguments.acts) or list(range(1, len(ACTS) + 1))
+    numbers = _ordered(_checked(arguments.acts) or range(1, len(ACTS) + 1))
     with _loaded(arguments) as members:
         results = [_shown(number, members, arguments, out) for number in numbers]
     seconds = time.perf_counter() - began
@@ -200,6 +200,11 @@ def _checked(numbers: Sequence[int]) -> Sequence[int]:
             error = UsageError(f"there is no act {number}, only 1 to {len(ACTS)}")
             raise advised(error, f"{PROGRAM} demo 2, or {PROGRAM} demo for all")
     return numbers
+
+
+def _ordered(numbers: Sequence[int]) -> list[int]:
+    """Each act once. The one that kills the process is the last, because others need it."""
+    return sorted(dict.fromkeys(numbers), key=lambda number: ACTS[number - 1].kills)
 
 
 @contextmanager

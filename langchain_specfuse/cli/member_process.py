@@ -121,26 +121,34 @@ def _started() -> subprocess.Popen[bytes]:
 
 
 def serve(calls: IO[bytes], replies: IO[bytes]) -> None:
-    """Load the member that comes first, and answer the calls that follow."""
+    """Load the member that comes first, and answer the calls that follow. Raises one of ``_ENDED``
+    when the other process has ended."""
     member = pickle.load(calls)
     while True:
-        try:
-            name, arguments = pickle.load(calls)
-        except EOFError:  # the other process has ended
-            return
+        name, arguments = pickle.load(calls)
         result, error = None, None
         try:
             found = getattr(member, name)
             result = found(*arguments) if callable(found) else found
         except Exception as failure:
-            error = MemberError(f"{type(failure).__name__}: {failure}", member=member.name)
+            error = _as_member_error(failure, member.name)
         pickle.dump((result, error), replies)
         replies.flush()
+
+
+def _as_member_error(error: Exception, member: str) -> MemberError:
+    """The error with its advice, but without its cause, which may not be picklable."""
+    if isinstance(error, MemberError):
+        return error
+    failure = MemberError(f"{type(error).__name__}: {error}", member=member)
+    for note in getattr(error, "__notes__", ()):
+        failure.add_note(note)
+    return failure
 
 
 if __name__ == "__main__":
     _replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is no reply
-    with suppress(BrokenPipeError):
+    with suppress(*_ENDED):
         serve(sys.stdin.buffer, _replies)
     os._exit(0)  # nobody waits for it

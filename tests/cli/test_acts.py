@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from langchain_specfuse import MemberError, ScriptedMember
 from langchain_specfuse.cli.main import FAILED, FINE, INTERRUPTED, MISUSED, main
 from langchain_specfuse.cli.member_process import MemberProcess
 from langchain_specfuse.core.values import DraftJob, Failure, Query, Sampling, Segment, Turn
+from langchain_specfuse.errors import advised
 from tests.demo_members import SlowMember, replace_demo
 
 SORRY = (
@@ -78,6 +80,11 @@ def test_an_act_that_fails_does_not_keep_the_next_one_from_being_shown(act):
     assert code == FAILED and "no text passed the check" in err and "-> lead wrote" in out
 
 
+def test_the_act_that_kills_is_shown_once_and_last(act):
+    code, out, _ = act("3", "1", "3")
+    assert code == FINE and re.findall(r"^(\d)\. ", out, re.MULTILINE) == ["1", "3"]
+
+
 @pytest.mark.parametrize(
     "argv", [["0"], ["4"], ["1", "-1"], ["Why is the sky blue?"], ["--members", "a"]]
 )
@@ -109,6 +116,7 @@ INTERRUPTED_ACT = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from langchain_specfuse.cli import main as cli
+from langchain_specfuse.errors import advised
 from tests.demo_members import SlowMember, replace_demo
 replace_demo([SlowMember("a b c d e f g h i j " * 50, name="a"), SlowMember("k", name="k")])
 cli.main = lambda main=cli.main: main(["demo", "1"])
@@ -183,6 +191,21 @@ def test_what_the_member_raises_is_raised_here():
         member.end()
 
 
+class Missing(ScriptedMember):
+    def probe(self):
+        raise advised(MemberError("it is not there", kind="not_found"), "name another one")
+
+
+def test_an_error_of_loading_keeps_its_kind_and_its_advice():
+    member = MemberProcess(Missing(SORRY, name="ann"))
+    try:
+        with pytest.raises(MemberError, match="^it is not there") as caught:
+            member.probe()
+    finally:
+        member.end()
+    assert (caught.value.kind, caught.value.__notes__) == ("not_found", ["-> name another one"])
+
+
 def test_a_process_that_ends_while_it_loads_is_reported(apart):
     apart.start_loading()
     apart.kill()
@@ -205,7 +228,14 @@ def test_no_process_is_left_when_this_one_is_killed():
     done = subprocess.run(
         [sys.executable, "-c", ORPHAN], capture_output=True, text=True, timeout=60
     )
-    assert not _runs(int(done.stdout))
+    assert not _runs(int(done.stdout)) and done.stderr == ""
+
+
+@pytest.mark.parametrize("calls", [b"", pickle.dumps(ScriptedMember("a"))[:-9]])
+def test_a_process_whose_starter_ends_while_it_starts_ends_silently(calls):
+    call = [sys.executable, "-m", MemberProcess.__module__]
+    done = subprocess.run(call, input=calls, capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def _children(pid: int) -> list[int]:
