@@ -310,12 +310,14 @@ def _member_of(text: str) -> Any:
     if _is_json(text):
         try:
             member = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             wrong = UsageError(f"a member with arguments must be JSON, got {text!r:.80} ({error})")
             raise advised(wrong, f"for example {MEMBER_AS_JSON}") from None
-        if isinstance(member, Mapping):
+        if isinstance(member, Mapping) and isinstance(member.get("model", ""), str):
             return member
-        wrong = UsageError(f"a member must be a name or a JSON object, got {text!r:.80}")
+        wrong = UsageError(
+            f"a member must be a name, or a JSON object with a model's name; got {text!r:.80}"
+        )
         raise advised(wrong, f"name members one by one; one with arguments is {MEMBER_AS_JSON}")
     if "," in text and not os.path.exists(os.path.expanduser(text)):
         apart = " ".join(text.replace(",", " ").split())

@@ -199,7 +199,7 @@ class Missing(ScriptedMember):
 def test_an_error_of_loading_keeps_its_kind_and_its_advice():
     member = MemberProcess(Missing(SORRY, name="ann"))
     try:
-        with pytest.raises(MemberError, match="^it is not there") as caught:
+        with pytest.raises(MemberError, match=r"^it is not there") as caught:
             member.probe()
     finally:
         member.end()

@@ -115,7 +115,9 @@ def test_members_with_other_arguments_share_no_weights(models, plan):
     [
         ("{model: 'a'}", "must be JSON", '\'{"model": "vllm:Qwen/Qwen3-8B", "memory": 0.5}\''),
         ("['a', 'b']", "must be JSON", '"memory"'),
-        ('["a", "b"]', "must be a name or a JSON object", "one by one"),
+        ('["a", "b"]', "must be a name, or a JSON object", "one by one"),
+        pytest.param("[" * 100_000, "must be JSON", '"memory"', id="deep"),
+        ('{"model": 5}', "with a model's name; got '{\"model\": 5}'", '"memory"'),
         ('{"model": "vllm:a/b", "memory": 20}', "in bytes", "memory=20e9"),
         ('{"model": "vllm:a/b", "tensor_paralel": 2}', "no argument", "'tensor_parallel'"),
     ],

@@ -66,10 +66,11 @@ class Progress:
     def _arrived(self) -> list[tuple[str, int, int]]:
         """The files that are being fetched, with what changes when a part arrives."""
         arrived = []
-        for file in self._downloads.rglob("*") if self._downloads else ():
-            with suppress(OSError):  # it may have its final name by now
-                about = file.stat()
-                arrived.append((file.name, about.st_size, about.st_mtime_ns))
+        with suppress(OSError):  # a folder may be gone by now
+            for file in self._downloads.rglob("*") if self._downloads else ():
+                with suppress(OSError):  # it may have its final name by now
+                    about = file.stat()
+                    arrived.append((file.name, about.st_size, about.st_mtime_ns))
         return sorted(arrived)
 
 

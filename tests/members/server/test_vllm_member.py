@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -391,6 +392,31 @@ def test_a_server_that_fetches_its_model_is_not_ended(
     with pytest.raises(MemberError, match=r"serves .*tiny; expected org/tiny"):
         member.probe()
     member.unload()
+
+
+class Vanishing(type(Path())):  # type: ignore[misc]
+    """A folder in which another one is removed while it is looked into."""
+
+    def rglob(self, pattern: str) -> Iterator[Path]:
+        yield from super().rglob(pattern)
+        raise FileNotFoundError(f"{self} has no such folder any more")
+
+
+def test_a_folder_that_vanishes_does_not_end_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(vllm_log, "TELLS_S", 0.0)
+    monkeypatch.setattr(vllm_log, "QUIET_S", 0.0)
+    process: Any = SimpleNamespace(log_size=lambda: 0, log_lines=lambda: ["Loading"])
+    progress = vllm_log.Progress("a", process, Vanishing(tmp_path))
+    with caplog.at_level(logging.INFO):
+        progress.look()
+    assert "starting for 0 s: Loading" in caplog.text and not progress.is_stuck
+    (tmp_path / "weights").touch()
+    progress.look()
+    assert not progress.is_stuck, "a file has arrived"
+    progress.look()
+    assert progress.is_stuck
 
 
 def test_requests_are_not_logged_by_httpx2_unless_it_is_asked_to(
