@@ -140,7 +140,9 @@ CAUSES = (
 _ERROR = re.compile(
     r"\b((?:\w+\.)*\w*(?:Error|Exception)\b.*?: .+|error: .+|the server ended with SIG\w+)"
 )
-_FOLLOWS = re.compile(r"Engine core initialization failed|See root cause above")
+_FOLLOWS = re.compile(
+    r"Engine core initialization failed|WorkerProc initialization failed|See root cause above"
+)
 """Errors that only say that there was another one."""
 
 

@@ -30,6 +30,8 @@ class Place:
     variables: tuple[tuple[str, str], ...] = ()
     gpus: tuple[int, ...] = ()
     """Empty: on the CPU."""
+    unset: tuple[str, ...] = ()
+    """Variables of the user that it must not get."""
 
 
 def places_of(servers: Sequence[VllmServer]) -> dict[VllmServer, Place | BaseException]:
@@ -159,9 +161,9 @@ def _on_cpu(source: VllmSource, python: str, count: int) -> Place:
         "OMP_NUM_THREADS": str(max(1, _cores() // count)),
     }
     variables = {name: os.environ.get(name, value) for name, value in usual.items()}
-    if source.memory is not None:
-        variables["VLLM_CPU_KVCACHE_SPACE"] = ""  # else it would replace the flag
-    return Place(python, tuple(flags(chosen)), tuple(variables.items()))
+    # It would replace the flag. vLLM 0.32 dies of an empty one.
+    unset = () if source.memory is None else ("VLLM_CPU_KVCACHE_SPACE",)
+    return Place(python, tuple(flags(chosen)), tuple(variables.items()), unset=unset)
 
 
 def _cores() -> int:

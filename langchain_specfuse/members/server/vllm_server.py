@@ -342,6 +342,8 @@ class VllmServer:
             environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
         if self.source.batch_invariant:
             environment["VLLM_BATCH_INVARIANT"] = "1"
+        for name in place.unset:
+            environment.pop(name, None)
         return environment | dict(place.variables)
 
     # --- adapters ---------------------------------------------------------------------------------

@@ -293,6 +293,7 @@ LOGS = HERE / "vllm_logs"
         ("no-memory", "error", "less than requested memory", "memory="),
         ("no-gpu", "error", "Failed to infer device type", "CPUs"),
         ("unknown", "error", "does not recognize this architecture", ""),
+        ("worker", "error", "ValueError: invalid literal for int", ""),
     ],
 )
 def test_the_log_of_a_server_that_does_not_start_is_explained(
@@ -500,6 +501,20 @@ def test_members_share_gpus_as_planned_and_start_one_after_another_on_each(
     # a and b wait for each other; c does not wait
     assert abs(a["began"] - b["began"]) >= LOADS_S
     assert min(abs(c["began"] - a["began"]), abs(c["began"] - b["began"])) < LOADS_S
+
+
+def test_a_chosen_cache_takes_the_place_of_the_variable_of_the_user(
+    folder: str, starts: Starts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "4")
+    for memory in (None, 1e9):
+        member = VllmMember(folder, memory=memory)
+        member.probe()
+        member.unload()
+    usual, chosen = starts()
+    assert usual["environment"]["VLLM_CPU_KVCACHE_SPACE"] == "4"
+    assert "VLLM_CPU_KVCACHE_SPACE" not in chosen["environment"]  # vLLM dies of an empty one
+    assert chosen["kv_cache_memory_bytes"] == 10**9
 
 
 def test_psutil_is_not_needed(folder: str, starts: Starts, monkeypatch: pytest.MonkeyPatch) -> None:
