@@ -487,14 +487,19 @@ def checks_short(results: Mapping[str, Result]) -> str:
 
 
 def takeover(results: Result) -> str:
-    """How soon a reserve goes on, in one line."""
+    """How soon a reserve goes on, in a few words."""
     seconds = {
-        one["reserve"]: one["s"] for one in results["takeovers"] if one["conversation"] == "short"
+        one["conversation"]: one["s"]
+        for one in results["takeovers"]
+        if one["reserve"] == "in this process"
     }
-    hosted = results["hosted"]["first_s"]
+    tokens = results["about"]["arguments"]["tokens"]
+    hosted = results["hosted"]
     return _joined(
-        f"The next text comes {seconds['in this process']:.1f} s after the lead has died if the "
-        f"reserve is in this process, {hosted:.1f} s if it is hosted.",
+        f"With {results['reserve']} in reserve, the next text comes {seconds['short']:.1f} s after "
+        f"the lead has died, or {seconds['long']:.1f} s in a conversation of {tokens} tokens,\n"
+        "which it has to read first. With a hosted reserve (simulated) it takes "
+        f"{hosted['first_s']:.1f} s the first time, then {hosted['later_s']:.1f} s.",
         source("benchmarks/failover", results["about"]),
     )
 
