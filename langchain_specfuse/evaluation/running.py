@@ -334,7 +334,8 @@ class Progress:
         if system.name != self._system:
             self._system, self._stored, self._since = system.name, done, now
         line = f"{system.name}: {done} of {amount(total, 'answer')}"
-        if self._stored < done < total:
+        # Questions are answered side by side: the first answers say little about the others.
+        if self._stored + AT_ONCE <= done < total:
             seconds = (now - self._since) / (done - self._stored) * (total - done)
             line += f", about {_duration(seconds)} left"
         if done == total or now - self._printed >= self.EVERY_S:
