@@ -336,14 +336,25 @@ class Stored:
         about = {"commit": commit(), "date": f"{date.today()}", "machine": where}
         members = list(group.references)
         before = self.tables.get(table, {})
-        known = {row["system"]: row["sets"] for row in before.get("rows", ())}
-        if before.get("members") == members:
-            rows = [
-                {**row, "sets": {**known.get(row["system"], {}), **row["sets"]}} for row in rows
-            ]
+        is_known = before.get("members") == members
+        known = {row["system"]: row["sets"] for row in before["rows"]} if is_known else {}
+        rows = [
+            {**row, "sets": _merged(known.get(row["system"], {}), row["sets"], about)}
+            for row in rows
+        ]
         self.tables[table] = {"about": about, "members": members, "rows": rows}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.write_text(json.dumps(self.tables, indent=1) + "\n", "utf-8")
+
+
+def _merged(known: Row, sets: Row, about: Row) -> Row:
+    """The cells of a system, each with where it comes from. One that has not changed keeps it."""
+    merged = dict(known)
+    for name, cell in sets.items():
+        before = known.get(name, {})
+        if before != {**cell, "about": before.get("about")}:
+            merged[name] = {**cell, "about": about}
+    return merged
 
 
 def page(folder: Path) -> dict[str, Any]:

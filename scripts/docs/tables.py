@@ -545,15 +545,17 @@ def papers(results: Result) -> str:
             heads += ["members per round", "in the paper"]
         rows = []
         for row in found["rows"]:
-            cells = [_paper_cell(row["sets"].get(name)) for name in found["sets"]]
+            shown = [_paper_cell(row["sets"].get(name)) for name in found["sets"]]
             if reports_members:
                 own = row["members per round"]
-                cells += ["not run" if own is None else own, found["reported"][row["system"]]]
-            rows.append((row["system"], *cells))
+                shown += ["not run" if own is None else own, found["reported"][row["system"]]]
+            rows.append((row["system"], *shown))
         members = ", ".join(f"`{name}`" for name in found["members"])
         parts += [f"**{found['title']}**: {members}.", table(heads, rows)]
-        if found["about"]:
-            parts.append(source("studies/paper", found["about"]))
+        cells = [cell for row in found["rows"] for cell in row["sets"].values()]
+        # Sets may have been asked at different commits.
+        made = [cell.get("about", found["about"]) for cell in cells]
+        parts += dict.fromkeys(source("studies/paper", about) for about in made)
     return _joined(*parts)
 
 

@@ -111,9 +111,15 @@ def test_the_page_keeps_the_sets_of_earlier_runs(study, members, data, tmp_path,
     monkeypatch.setitem(paper.TABLES, "exit", replace(paper.TABLES["exit"], sets=("gsm8k", "arc")))
     words = ["--tables", "exit", "--members"]
     for sets in ("gsm8k", "arc"):
+        monkeypatch.setattr(paper, "commit", lambda sets=sets: f"commit of {sets}")
         assert study(*words, *members, sets=sets, questions=2) == 0
     table = next(one for one in paper.page(study.folder)["tables"] if one["table"] == "exit")
-    assert all(list(row["sets"]) == ["gsm8k", "arc"] for row in table["rows"])
+    for row in table["rows"]:
+        made = {name: cell["about"]["commit"] for name, cell in row["sets"].items()}
+        assert made == {"gsm8k": "commit of gsm8k", "arc": "commit of arc"}
+    monkeypatch.syspath_prepend(ROOT / "scripts" / "docs")
+    shown = import_module("tables").papers(paper.page(study.folder))
+    assert [shown.count(f"at commit `commit of {name}`") for name in ("gsm8k", "arc")] == [1, 1]
     study(*words, members[1], members[0], questions=2)  # other members
     table = next(one for one in paper.page(study.folder)["tables"] if one["table"] == "exit")
     assert all(list(row["sets"]) == ["gsm8k"] for row in table["rows"])
