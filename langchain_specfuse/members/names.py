@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Collection
 from difflib import get_close_matches
 from functools import lru_cache
@@ -202,6 +203,11 @@ def refuse_mistaken(model: str, name: str) -> None:
     path = Path(model).expanduser()
     refuse_other_kinds(model)
     if path.is_file():
+        if _is_gguf_inside(path):
+            error = UsageError(f"{model!r} is a GGUF file whose name does not end in .gguf")
+            link = shlex.join(["ln", "-s", str(path), "model.gguf"])
+            reads = f"LlamaCppMember({model!r}) reads it"
+            raise advised(error, f"{reads}; or name a link to it: {link}")
         error = UsageError(f"{model!r} is a file, but not a .gguf file")
         raise advised(error, "name a .gguf file, a folder with a model, or a hub id")
     if get_close_matches(path.suffix.lower(), [".gguf"], cutoff=0.6):
@@ -211,6 +217,14 @@ def refuse_mistaken(model: str, name: str) -> None:
     elif _PATH.fullmatch(model) and not path.exists():
         missing = MemberError(f"{path.absolute()} does not exist", member=name, kind="not_found")
         raise advised(missing, "name a folder with a model, a .gguf file or a hub id")
+
+
+def _is_gguf_inside(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == b"GGUF"
+    except OSError:
+        return False
 
 
 def refuse_other_kinds(model: str) -> None:

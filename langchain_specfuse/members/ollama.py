@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,16 @@ def cached(name: str) -> Path | None:
         return located(name)
     except (MemberError, UsageError):
         return None
+
+
+def without_server(name: str) -> str | None:
+    """How to use this model without Ollama's server; None if it is not on this disk."""
+    file = cached(name)
+    if file is None:
+        return None
+    link = shlex.join(["ln", "-s", str(file), f"{plain_name(name)}.gguf".replace(":", "-")])
+    in_shell = f"in the shell, name a link to it as the member: {link}"
+    return f"without Ollama, LlamaCppMember({name!r}) reads its file in place; {in_shell}"
 
 
 def located(name: str) -> Path:

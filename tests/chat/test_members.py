@@ -203,12 +203,18 @@ def test_wrong_arguments_in_a_members_dict_are_refused() -> None:
         ("models\\one", "one does not exist", "name a folder with a model"),
         ("empty", "empty contains no model", "name a folder that save_pretrained wrote"),
         ("./model.bin", "is a file, but not a .gguf file", "name a .gguf file"),
+        (
+            "./sha256-01",
+            "is a GGUF file whose name does not end in .gguf",
+            "LlamaCppMember('./sha256-01') reads it; or name a link to it: ln -s sha256-01",
+        ),
     ],
 )
 def test_a_mistyped_name_is_refused_before_transformers_is_imported(
     name: str, message: str, advice: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "model.bin").write_bytes(b"weights")
+    (tmp_path / "sha256-01").write_bytes(b"GGUF")
     (tmp_path / "empty").mkdir()
     (tmp_path / "one.gguf").write_bytes(b"GGUF")
     monkeypatch.chdir(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 from langchain_ollama import ChatOllama
@@ -75,12 +76,24 @@ def test_its_answers_are_those_of_its_file(store, tiny_llama):
     assert texts[0] == texts[1]
 
 
+def test_without_ollamas_package_the_error_names_the_file_too(store, tiny_llama, monkeypatch):
+    store("registry.ollama.ai/library/tiny/1b", file=tiny_llama)
+    monkeypatch.setitem(sys.modules, "langchain_ollama", None)
+    with pytest.raises(UsageError, match="langchain-ollama, which is not installed") as raised:
+        SpecFuseChatModel(members=["ollama:tiny:1b"]).invoke("Hello")
+    install, other = raised.value.__notes__
+    assert install == "-> pip install langchain-ollama"
+    assert "LlamaCppMember('ollama:tiny:1b')" in other and other.endswith(" tiny-1b.gguf")
+
+
 def test_a_name_in_a_list_is_still_the_chat_model_of_a_server(store, tiny_llama):
     store("registry.ollama.ai/library/tiny/latest", file=tiny_llama)
     llm = SpecFuseChatModel(members=["ollama:tiny"], max_tokens=5)
     with pytest.raises(EnsembleError, match="cannot be reached") as raised:
         llm.invoke("Hello")
-    assert "LlamaCppMember('ollama:tiny')" in "\n".join(raised.value.__notes__)
+    advice = "\n".join(raised.value.__notes__)
+    assert "LlamaCppMember('ollama:tiny')" in advice
+    assert "sha256-0123abcd tiny.gguf" in advice
     absent = SpecFuseChatModel(members=[ChatOllama(model="other")], max_tokens=5)
     with pytest.raises(EnsembleError, match="cannot be reached") as raised:
         absent.invoke("Hello")

@@ -182,8 +182,9 @@ def _with_file_of_ollama(
     known = model._get_ls_params()
     name = f"{ollama.PREFIX}{known.get('ls_model_name')}"
     unanswered = failure.kind == "error" and status_of(error) is None
-    if known.get("ls_provider") == "ollama" and unanswered and ollama.cached(name):
-        advised(failure, f"without Ollama, LlamaCppMember({name!r}) reads its file in place")
+    if known.get("ls_provider") == "ollama" and unanswered:
+        advice = ollama.without_server(name)
+        return failure if advice is None else advised(failure, advice)
     return failure
 
 
