@@ -49,7 +49,9 @@ _CODE = re.compile(
 _FURTHER = re.compile(r"\d{3,}")
 """A number in the rest of a code. Words of Chinese and Japanese are not separated."""
 _EMPHASIS = re.compile(r"(?<!\w)_+(?=\w)|(?<=\w)_+(?!\w)")
-_FOOTNOTE = re.compile(r"(?<=[.,;:!?)\]\"'”’])[⁰¹²³⁴-⁹]+")
+_FOOTNOTE = re.compile(r"(?<=[.,;:!?)\]\"'”’])[⁰¹²³⁴-⁹]{1,3}(?![⁰¹²³⁴-⁹])")
+_VERSION = re.compile(r"(?<!\w)v(?=\d+\.\d)", re.IGNORECASE)
+"""What may stand before the number of a version."""
 _UNJUDGED = re.compile(r"^[ \t>*-]*\d{1,3}[.)](?=\s|\Z)|\[\d+(?:\s*[,–-]\s*\d+)*\]", re.MULTILINE)
 """The number of an item in a list, and a mark that refers to a source."""
 # fmt: off
@@ -142,6 +144,7 @@ def facts_in(source: str) -> Facts:
     numbers: set[str] = set()
     for found in _COUNT.finditer(words):
         numbers |= _counted(found)
+    text = _VERSION.sub("", text)
     for found in _CODE.finditer(text):
         numbers |= {*_values_of_code(found), _value(found, scaled=False)}
     for found in _NUMBER.finditer(_CODE.sub(" ", text)):

@@ -256,6 +256,16 @@ def test_a_member_object_refuses_the_names_that_a_list_refuses(
     assert message in str(error.value) and advice in error.value.__notes__[0]
 
 
+@pytest.mark.parametrize("make", [VllmMember, TransformersMember])
+@pytest.mark.parametrize("name", ["one.gguf", "ollama:x", "run:1"])
+def test_a_folder_may_have_any_name(
+    make: Any, name: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert make(name, name="a").name == "a"
+
+
 def test_without_transformers_a_mistyped_name_is_still_reported_as_such(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
