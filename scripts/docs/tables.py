@@ -472,18 +472,23 @@ def checks_short(results: Mapping[str, Result]) -> str:
         if name not in results:
             continue
         ways = _ways(results[name])
-        again, checked = (ways[way] for way in ("retries", "checked"))
         cells.append(
             (
                 f"{label}, of {ways['lead']['questions']}",
                 ways["lead"][key],
-                f"{again[key]} ({again['passes']:.2g}×)",
-                f"**{checked[key]}** ({checked['passes']:.2g}×)",
+                _with_passes(ways.get("retries"), key, "{}"),
+                _with_passes(ways["checked"], key, "**{}**"),
             )
         )
     heads = ("answers that", "alone", "asked again", "with checks")
     passes = "In brackets: forward passes, compared with the model alone."
     return _joined(table(heads, cells), f"{passes} {source('studies/checked', {})}")
+
+
+def _with_passes(row: Result | None, key: str, form: str) -> str:
+    if row is None:
+        return "not asked"
+    return f"{form.format(row[key])} ({row['passes']:.2g}×)"
 
 
 def takeover(results: Result) -> str:
