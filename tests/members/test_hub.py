@@ -491,7 +491,7 @@ def test_a_name_that_is_not_on_the_hub_may_mean_a_chat_model(served, model):
         with pytest.raises(MemberError) as raised:
             reading()
         assert any(
-            "is 'ollama:llama3.2'" in note or "named 'ollama:llama3.2'" in note
+            "model 'ollama:llama3.2'" in note or "named 'ollama:llama3.2'" in note
             for note in raised.value.__notes__
         )
 

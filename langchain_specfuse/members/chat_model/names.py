@@ -83,14 +83,16 @@ def _installable(missing: UsageError, name: str, packages: str) -> UsageError:
 
 
 def hint_for(model: str) -> str | None:
-    """The chat model that may have been meant by a name that is no model on the hub.
+    """What may have been meant by a name that is no model on the hub.
 
-    >>> hint_for("ollama/llama3.2"), hint_for("llama3.2"), hint_for("Qwen/Qwen3-8B")
-    ("a chat model is named 'ollama:llama3.2'", "an Ollama model is named 'ollama:llama3.2'", None)
+    >>> hint_for("ollama/llama3.2"), hint_for("Qwen/Qwen3-8B")
+    ("a chat model is named 'ollama:llama3.2'", None)
+    >>> hint_for("Qwen3-8B")
+    "a hub model is named 'owner/Qwen3-8B', an Ollama model 'ollama:Qwen3-8B'"
     """
     provider, slash, rest = model.partition("/")
     if not slash:
-        return f"an Ollama model is named 'ollama:{model}'"
+        return f"a hub model is named 'owner/{model}', an Ollama model 'ollama:{model}'"
     if provider in PROVIDERS:
         return f"a chat model is named '{provider}:{rest}'"
     return None
