@@ -6,6 +6,7 @@ import json
 import sys
 
 import pytest
+from langchain.chat_models import base
 from langchain_ollama import ChatOllama
 
 from langchain_specfuse import (
@@ -79,6 +80,8 @@ def test_its_answers_are_those_of_its_file(store, tiny_llama):
 def test_without_ollamas_package_the_error_names_the_file_too(store, tiny_llama, monkeypatch):
     store("registry.ollama.ai/library/tiny/1b", file=tiny_llama)
     monkeypatch.setitem(sys.modules, "langchain_ollama", None)
+    for value in vars(base).values():  # LangChain keeps the classes that it has imported
+        getattr(value, "cache_clear", int)()
     with pytest.raises(UsageError, match="langchain-ollama, which is not installed") as raised:
         SpecFuseChatModel(members=["ollama:tiny:1b"]).invoke("Hello")
     install, other = raised.value.__notes__
