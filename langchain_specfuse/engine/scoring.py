@@ -16,6 +16,7 @@ from typing import Any
 from ..core.member import Probe
 from ..core.options import Settings
 from ..core.values import Ask, Failure, Replies, ScoreJob
+from ..errors import MemberError
 from .drive import Admission, Run
 from .ensemble import Ensemble
 
@@ -100,4 +101,5 @@ def _probe(name: str, future: Future[dict[str, Probe]]) -> Probe | Failure:
     try:
         return future.result()[name]
     except Exception as error:
-        return Failure.of(error)
+        # A member's error says itself what failed.
+        return Failure.of(error, str(error) if isinstance(error, MemberError) else "")
