@@ -367,8 +367,10 @@ class Ensemble:
         began = self._under_way.get(name, time.monotonic())
         limit = threading.Timer(max(0.0, began + LOADS_S - time.monotonic()), fail, [late])
         limit.daemon = True
-        limit.start()
-        self._loaded(lambda: [name], [name]).add_done_callback(complete)
+        loading = self._loaded(lambda: [name], [name])
+        if not loading.done():
+            limit.start()
+        loading.add_done_callback(complete)
         return woken
 
     # - asking

@@ -86,7 +86,7 @@ def hint_for(model: str) -> str | None:
     """What may have been meant by a name that is no model on the hub.
 
     >>> hint_for("ollama/llama3.2"), hint_for("Qwen/Qwen3-8B")
-    ("a chat model is named 'ollama:llama3.2'", None)
+    ("if you mean a chat model, it is named 'ollama:llama3.2'", None)
     >>> hint_for("Qwen3-8B")
     "a hub model is named 'owner/Qwen3-8B', an Ollama model 'ollama:Qwen3-8B'"
     """
@@ -94,7 +94,8 @@ def hint_for(model: str) -> str | None:
     if not slash:
         return f"a hub model is named 'owner/{model}', an Ollama model 'ollama:{model}'"
     if provider in PROVIDERS:
-        return f"a chat model is named '{provider}:{rest}'"
+        # Some providers have models on the hub as well.
+        return f"if you mean a chat model, it is named '{provider}:{rest}'"
     return None
 
 

@@ -116,8 +116,9 @@ def is_here(source: VllmSource) -> bool:
     """Whether the model is on this disk, as far as its config says it."""
     if os.path.exists(os.path.expanduser(source.model)):
         return True
-    if "download_dir" in json.loads(source.engine_args):
-        return os.path.exists(json.loads(source.engine_args)["download_dir"])
+    folder = json.loads(source.engine_args).get("download_dir")
+    if folder is not None:
+        return os.path.exists(folder)
     return hub.is_cached(source.model)
 
 
