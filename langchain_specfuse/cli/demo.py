@@ -27,7 +27,7 @@ from . import choices, main
 from .choices import PROGRAM, new_parser, say, whole
 from .member_process import MemberProcess
 
-APOLOGIES = "sorry|apolog"
+APOLOGIES = "(?i)sorry|apolog"
 """What the second act forbids."""
 KILL_AFTER = 2
 """The third act kills after so many segments, or later if a sentence ends there."""
