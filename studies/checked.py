@@ -95,7 +95,7 @@ class Set:
 
 
 PAIR = ("lead", "smollm2")
-FEWER = 100
+FEWER = 50
 """So many sealed questions are asked in a way without a bar."""
 CONSULTING: Mapping[str, Any] = {"method": {"margin": 0.5}}
 """The lead asks the other member where it is unsure. This was the default when the study was
@@ -117,7 +117,7 @@ SETS = {
         programs.MAX_TOKENS,
         {
             LEAD: Way(seconds=5),
-            RETRIES: Way(retries=5, seconds=14),
+            RETRIES: Way(retries=5, seconds=14, count=FEWER),
             "checked": Way(is_checked=True, options=WHOLE, seconds=14),
             "pair": Way(PAIR, options=CONSULTING, seconds=6, count=FEWER),
             "samples": Way(
