@@ -40,15 +40,18 @@ class Case:
     """Whether its rules limit the length, so that a short answer is not a fault."""
 
 
+def hashed(text: str) -> str:
+    """A hash that decides about questions in an order that no one has chosen."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def part_of(text: str, development: int) -> str:
     """The part that a question belongs to. One question in ``development`` is a development
     question. The hash of its text decides, so the part does not depend on other questions."""
-    number = int(hashlib.sha256(text.encode()).hexdigest(), 16)
-    return SEALED if number % development else DEVELOPMENT
+    return SEALED if int(hashed(text), 16) % development else DEVELOPMENT
 
 
 def spread(cases: Sequence[Case], count: int | None) -> list[Case]:
     """The first ``count`` cases, in an order that depends only on their ids, so that even a few
     cases are of many kinds."""
-    ordered = sorted(cases, key=lambda case: hashlib.sha256(case.id.encode()).hexdigest())
-    return ordered[:count]
+    return sorted(cases, key=lambda case: hashed(case.id))[:count]

@@ -16,29 +16,25 @@ A stopped run continues. Scores are stored without the texts.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import io
 import json
 import math
-import os
-import sys
 import tarfile
-import time
 import zipfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from datetime import date
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
+from answers import Answers
+from cases import DEVELOPMENT, SEALED, hashed
+from models import MODELS, member_of
+from options import arguments, need, parsed
+from rows import show, sign_test
 
-from common import commit, machine
-
-from langchain_specfuse import LlamaCppMember
 from langchain_specfuse.chat.labelling import NO_TEXT, LabelQuestion, scores_of
 from langchain_specfuse.core.labels import (
     FLOOR,
@@ -53,19 +49,15 @@ from langchain_specfuse.core.labels import (
 )
 from langchain_specfuse.core.options import Settings
 from langchain_specfuse.core.values import Scored
-from langchain_specfuse.demo import GEMMA, QWEN, SMOLLM2, file_of
 from langchain_specfuse.engine.ensemble import Ensemble
 from langchain_specfuse.engine.scoring import Scorers
-from langchain_specfuse.evaluation.comparison import two_sided
 
-FILES = {"smollm2": SMOLLM2, "gemma": GEMMA, "qwen": QWEN}
 SIZES = {"smollm2": 135, "gemma": 268, "qwen": 1544}
 """Millions of parameters: the weights without a calibration."""
 SECONDS = {"smollm2": 0.6, "gemma": 1.0, "qwen": 3.0}
-"""About how long a question takes on one core. The mean of the scores replaces it."""
+"""About how long a question takes on one core, until it is measured."""
 REVIEWS = "5d97c37f3ef6e24eef331122e055dbedafeb6a56abfce0608b326701116ea49a"
 """The sha256 of the archive."""
-DEVELOPMENT, SEALED = "development", "sealed"
 PARTS = {DEVELOPMENT: (60, 60), SEALED: (150, 510)}
 """part -> how many examples of each task are for fitting, and how many for testing."""
 ORDERED = 60
@@ -141,10 +133,6 @@ def _chosen(
                 for text in texts[start : start + share]:
                     yield Example(hashed(text)[:16], task, text, label, fits)
             start += share
-
-
-def hashed(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def domains(folder: Path) -> list[tuple[str, str]]:
@@ -227,34 +215,33 @@ def asked(chosen: Sequence[Example], tasks: Sequence[str]) -> list[Asked]:
     return everything
 
 
+def stored(path: Path) -> Answers[Row]:
+    """The rows of earlier runs."""
+    return Answers(path, Row, lambda row: row.key, SECONDS)
+
+
+def left(rows: Answers[Row], name: str, everything: Sequence[Asked]) -> list[Asked]:
+    """What this member has not scored."""
+    return rows.left(everything, lambda asked: (name, asked[0].task, asked[0].id, asked[1]))
+
+
 def ask_all(
-    members: Mapping[str, Any], everything: Sequence[Asked], path: Path, at_once: int
-) -> list[Row]:
-    """Let every member score everything that it has not scored yet, and store each row
-    immediately."""
-    rows = rows_in(path)
-    stored = {row.key for row in rows}
+    members: Mapping[str, Any], everything: Sequence[Asked], rows: Answers[Row], at_once: int
+) -> None:
+    """Let every member score everything that it has not scored yet."""
     for name, member in members.items():
-        left = [
-            (example, turned)
-            for example, turned in everything
-            if (name, example.task, example.id, turned) not in stored
-        ]
-        if not left:
-            continue
-        scorers = Scorers(Ensemble([member]))
-        scorers.probes()
-        since = time.monotonic()
-        for start in range(0, len(left), at_once):
-            new = _rows(scorers, name, left[start : start + at_once])
-            with path.open("a") as out:
-                out.writelines(json.dumps(asdict(row)) + "\n" for row in new)
-            rows += new
-            done = start + len(new)
-            left_s = (time.monotonic() - since) / done * (len(left) - done)
-            line = f"{name}: {done} of {len(left)}, {left_s / 60:.0f} min left"
-            print(line, file=sys.stderr, flush=True)
-    return rows
+        remaining = left(rows, name, everything)
+        if remaining:
+            scorers = Scorers(Ensemble([member]))
+            scorers.probes()  # before the clock runs
+            rows.store(name, len(remaining), _scored(scorers, name, remaining, at_once))
+
+
+def _scored(
+    scorers: Scorers, name: str, everything: Sequence[Asked], at_once: int
+) -> Iterator[Row]:
+    for start in range(0, len(everything), at_once):
+        yield from _rows(scorers, name, everything[start : start + at_once])
 
 
 def _rows(scorers: Scorers, name: str, part: Sequence[Asked]) -> list[Row]:
@@ -297,24 +284,12 @@ def turned_question(question: LabelQuestion, turned: bool) -> LabelQuestion:
     )
 
 
-def rows_in(path: Path) -> list[Row]:
-    """The rows of earlier runs. A line that was cut off when a run was stopped is left out."""
-    if not path.exists():
-        return []
-    text = path.read_text()
-    if text and not text.endswith("\n"):
-        text = text[: text.rfind("\n") + 1]
-        path.write_text(text)
-    values = map(json.loads, text.splitlines())
-    return [Row(**{**value, "scores": tuple(value["scores"])}) for value in values]
-
-
 # --- results --------------------------------------------------------------------------------------
 
 
 def table(task: str, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
     """Yield a row for each member, raw and calibrated, and for all together."""
-    names = [name for name in FILES if any(row.member == name for row in rows)]
+    names = [name for name in SIZES if any(row.member == name for row in rows)]
     scores = {(row.member, row.id, row.reversed): row.scores for row in rows if row.task == task}
     usual = {row.key: row for row in rows if row.task == task and not row.reversed}
     complete = {
@@ -363,6 +338,8 @@ def table(task: str, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
                 **(against(chances, best, labels) if name != result.best else {}),
             }
     for name in names:
+        if (name, "", True) not in scores:
+            continue  # not asked yet
         turned_keys = [key for key in tests if (name, key, True) in scores]
         places = [tests.index(key) for key in turned_keys]
         for kind, make in (("raw", raw), ("calibrated", calibrated)):
@@ -404,13 +381,13 @@ def against(own: Sequence[Any], best: Sequence[Any], labels: Sequence[int]) -> d
     standard error."""
     pairs = list(zip(own, best, labels, strict=True))
     right = [(a.index(max(a)) == label, b.index(max(b)) == label) for a, b, label in pairs]
-    won, lost = sum(a > b for a, b in right), sum(a < b for a, b in right)
+    won, lost, p = sign_test(right)
     gains = [math.log(max(a[k], FLOOR)) - math.log(max(b[k], FLOOR)) for a, b, k in pairs]
     error = stdev(gains) / math.sqrt(len(gains)) if len(gains) > 1 else 0.0
     return {
         "won": won,
         "lost": lost,
-        "p": round(two_sided(won, lost), 4),
+        "p": round(p, 4),
         "log loss gained": round(mean(gains), 4),
         "standard error": round(error, 4),
     }
@@ -428,67 +405,32 @@ def changes(before: Sequence[Any], after: Sequence[Any]) -> dict[str, Any]:
     }
 
 
-def show(rows: Sequence[Row], out: Path | None) -> None:
-    """Print the rows, and write them as JSON if there is a file."""
-    lines = [line for task in QUESTIONS for line in table(task, rows)]
-    for line in lines:
-        print("  ".join(f"{key} {value}" for key, value in line.items()), flush=True)
-    if out:
-        about = {"commit": commit(), "date": f"{date.today()}", "machine": machine()}
-        out.write_text(json.dumps({**about, "rows": lines}, indent=1) + "\n")
+def tables(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """The rows of all tasks."""
+    return [line for task in QUESTIONS for line in table(task, rows)]
 
 
 # --- the command ----------------------------------------------------------------------------------
 
 
-def plan_of(names: Sequence[str], everything: Sequence[Asked], rows: Sequence[Row]) -> str:
-    """How many questions are left for each member, and about how long they take."""
-    lines, whole = [], 0.0
-    for name in names:
-        own = [row for row in rows if row.member == name]
-        each = mean(row.seconds for row in own) if own else SECONDS[name]
-        left = len(everything) - len(own)
-        whole += left * each
-        lines.append(f"{name}: {left} questions, {left * each / 3600:.2f} hours")
-    return "\n".join([*lines, f"together {whole / 3600:.1f} hours"])
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--part", choices=PARTS, default=DEVELOPMENT)
-    parser.add_argument("--data", type=Path, help="the folder of clinc-domains.jsonl")
+    parser = arguments(__doc__, list(PARTS), at_once=4)
     parser.add_argument("--reviews", type=Path, metavar="ZIP", help="vaderSentiment-0.5.zip")
     parser.add_argument("--tasks", nargs="+", choices=QUESTIONS, default=list(QUESTIONS))
-    parser.add_argument("--members", nargs="+", choices=FILES, default=list(FILES))
-    parser.add_argument("--threads", type=int, help="of each member (default: as many as help)")
-    parser.add_argument(
-        "--at-once", type=int, default=4, help="questions that are asked in parallel"
-    )
-    parser.add_argument("--folder", type=Path, default=Path("specfuse-study"))
-    parser.add_argument("--plan", action="store_true", help="only print how long it would take")
-    parser.add_argument("--table", action="store_true", help="only show the results so far")
-    parser.add_argument("--out", type=Path, help="write the rows as JSON")
-    options = parser.parse_args()
-    if options.threads:
-        os.environ["OMP_NUM_THREADS"] = str(options.threads)
-    folder = options.folder / "decisions"
-    path = folder / f"{options.part}.jsonl"
+    parser.add_argument("--members", nargs="+", choices=SIZES, default=list(SIZES))
+    options = parsed(parser)
+    rows = stored(options.folder / "decisions" / f"{options.part}.jsonl")
     if options.table:
-        return show(rows_in(path), options.out)
-    if options.data is None or options.reviews is None:
-        parser.error("--data and --reviews are needed to ask questions")
+        return show(tables(rows.all), options.out)
+    need(parser, options, "data", "reviews")
     everything = asked(examples(options.part, options.data, options.reviews), options.tasks)
-    print(plan_of(options.members, everything, rows_in(path)), flush=True)
+    remaining = {name: len(left(rows, name, everything)) for name in options.members}
+    print(rows.plan(remaining), flush=True)
     if options.plan:
         return None
-    folder.mkdir(parents=True, exist_ok=True)
-    members = {
-        name: LlamaCppMember(file_of(FILES[name]), name=name, **FILES[name].options)
-        for name in options.members
-    }
-    return show(ask_all(members, everything, path, options.at_once), options.out)
+    members = {name: member_of(MODELS[name], name) for name in options.members}
+    ask_all(members, everything, rows, options.at_once)
+    return show(tables(rows.all), options.out)
 
 
 if __name__ == "__main__":

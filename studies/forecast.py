@@ -16,7 +16,8 @@ from pathlib import Path
 
 
 class Pace:
-    """Seconds per answer by the clock, for each thing that a study asks.
+    """Seconds per answer by the clock, for each thing that a study asks. ``expected``: those that
+    are assumed until they are measured.
 
     >>> import tempfile
     >>> pace = Pace(Path(tempfile.mkdtemp()) / "pace.json")
@@ -25,8 +26,9 @@ class Pace:
     0.5
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, expected: Mapping[str, float] | None = None) -> None:
         self.path = path
+        self._expected = expected or {}
         self._measured: dict[str, tuple[int, float]] = {}
         if path.exists():
             stored = json.loads(path.read_text("utf-8"))
@@ -57,9 +59,9 @@ class Pace:
                 self.add(what, answers, time.perf_counter() - since)
 
     def seconds_each(self, what: str) -> float | None:
-        """Seconds per answer; None if that was not measured yet."""
+        """Seconds per answer, measured or expected; None if neither is known."""
         answers, seconds = self._measured.get(what, (0, 0.0))
-        return seconds / answers if answers else None
+        return seconds / answers if answers else self._expected.get(what)
 
 
 def forecast(left: Mapping[str, int], pace: Pace) -> list[str]:

@@ -16,17 +16,12 @@ A stopped run continues. The answers that were merged are stored as grades, with
 
 from __future__ import annotations
 
-import argparse
-import json
-import math
-import os
 import sys
 import time
-import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from datetime import date
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,29 +30,30 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 import programs
 import rules
 import sources
+from answers import Answers
 from cases import DEVELOPMENT, PARTS, SEALED, Case, Grade, spread
-from common import commit, machine
+from common import answered, question, text_of
+from models import MODELS, member_of
+from options import arguments, need, parsed
 from questions import gsm8k
 from questions import part_of as part_of_problem
+from rows import show, sign_test
 
-from langchain_specfuse import LlamaCppMember
 from langchain_specfuse.core.member import Member
 from langchain_specfuse.core.options import Settings
 from langchain_specfuse.core.round import Round
-from langchain_specfuse.core.values import Query, Turn
-from langchain_specfuse.demo import GEMMA, QWEN, SMOLLM2, file_of
 from langchain_specfuse.engine import Ensemble
-from langchain_specfuse.evaluation.comparison import two_sided
+from langchain_specfuse.evaluation.comparison import mean
 from langchain_specfuse.evaluation.graders import number
 from langchain_specfuse.evaluation.running import passes_of
 
 LEAD, SELF_FUSION, FUSION = WAYS = ("lead", "self-fusion", "fusion")
-FILES = (QWEN, SMOLLM2, GEMMA)
-"""The lead comes first."""
 COUNT = 60
 """Sealed questions of each set."""
 SECONDS = {LEAD: 8.0, SELF_FUSION: 34.0, FUSION: 22.0}
-"""About how long a question takes on one idle core. The mean over the stored answers replaces it."""
+"""About how long a question takes on one idle core, until it is measured."""
+Asked = tuple[str, Case]
+"""A question, with the name of its set."""
 
 
 def problems(part: str, folder: Path) -> list[Case]:
@@ -115,13 +111,14 @@ def settings_of(way: str, lead: str, max_tokens: int) -> Settings:
     )
 
 
-def answer(way: str, name: str, ensemble: Ensemble, case: Case, settings: Settings) -> Answer:
-    """Ask one question of the set with this name."""
+def answer(way: str, ensemble: Ensemble, asked: Asked) -> Answer:
+    """Ask one question. The first member leads."""
+    name, case = asked
+    settings = settings_of(way, next(iter(ensemble.members)), SETS[name].max_tokens)
     since = time.perf_counter()
-    query = Query(f"study-{uuid.uuid4().hex}", (Turn("user", case.text),))
-    rounds = list(ensemble.rounds(query, settings))
+    rounds = answered(ensemble, question(case.text), settings)
     seconds = time.perf_counter() - since
-    text = "".join(round.text for round in rounds)
+    text = text_of(rounds)
     own = rounds[0].drafts if rounds[0].number == 0 else {}
     return Answer(
         way,
@@ -145,38 +142,30 @@ def read_in(round: Round) -> int:
     return sum(effort.read for by_member in round.efforts.values() for effort in by_member.values())
 
 
-def answers_in(path: Path) -> list[Answer]:
-    """The answers of earlier runs. A line that was cut off when a run was stopped is left out."""
-    if not path.exists():
-        return []
-    text = path.read_text()
-    if text and not text.endswith("\n"):
-        text = text[: text.rfind("\n") + 1]
-        path.write_text(text)
-    return [Answer(**json.loads(line)) for line in text.splitlines()]
+def stored(path: Path) -> Answers[Answer]:
+    """The answers of earlier runs."""
+    return Answers(path, Answer, lambda item: (item.way, item.question), SECONDS)
+
+
+def left(answers: Answers[Answer], way: str, questions: Sequence[Asked]) -> list[Asked]:
+    """The questions that were not asked in this way."""
+    return answers.left(questions, lambda asked: (way, asked[1].id))
 
 
 def ask(
     ways: Sequence[str],
     members: Sequence[Member],
-    questions: Sequence[tuple[str, Case]],
-    path: Path,
-) -> list[Answer]:
-    """Answer every question in every way that has no answer yet, and store each answer
-    immediately."""
-    answers = answers_in(path)
-    stored = {(item.way, item.question) for item in answers}
+    questions: Sequence[Asked],
+    answers: Answers[Answer],
+) -> None:
+    """Ask every question in every way in which it was not asked yet."""
     for way in ways:
-        ensemble = Ensemble(members if way == FUSION else members[:1])
-        for done, (name, case) in enumerate(questions, 1):
-            if (way, case.id) in stored:
-                continue
-            settings = settings_of(way, members[0].name, SETS[name].max_tokens)
-            answers.append(answer(way, name, ensemble, case, settings))
-            with path.open("a") as file:
-                file.write(json.dumps(asdict(answers[-1])) + "\n")
-            print(f"{way}: {done} of {len(questions)}", file=sys.stderr, flush=True)
-    return answers
+        remaining = left(answers, way, questions)
+        if remaining:
+            ensemble = Ensemble(members if way == FUSION else members[:1])
+            ensemble.loaded().result()  # before the clock runs
+            new = map(partial(answer, way, ensemble), remaining)
+            answers.store(way, len(remaining), new)
 
 
 # --- what they show -------------------------------------------------------------------------------
@@ -216,77 +205,38 @@ def numbers(answers: Sequence[Answer]) -> dict[str, Any]:
         ),
         "passes": round(sum(item.passes for item in answers) / count, 1),
         "read": round(sum(item.read for item in answers) / count, 1),
-        "seconds": round(math.fsum(item.seconds for item in answers) / count, 2),
+        "seconds": round(mean(item.seconds for item in answers), 2),
     }
 
 
 def against(scores: Sequence[tuple[float, float]]) -> dict[str, Any]:
     """Wins and losses, with the exact sign test."""
-    won = sum(own > other for own, other in scores)
-    lost = sum(own < other for own, other in scores)
-    return {"won": won, "lost": lost, "p": round(two_sided(won, lost), 4)}
-
-
-def show(answers: Sequence[Answer], out: Path | None) -> None:
-    """Print the rows, and write them as JSON if there is a file."""
-    rows = list(table(answers))
-    for row in rows:
-        print("  ".join(f"{name} {value}" for name, value in row.items()), flush=True)
-    if out:
-        about = {"commit": commit(), "date": f"{date.today()}", "machine": machine()}
-        out.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
-
-
-def plan_of(
-    ways: Sequence[str], questions: Sequence[tuple[str, Case]], answers: Sequence[Answer]
-) -> str:
-    """How many questions are left in each way, and about how long they take."""
-    lines, whole = [], 0.0
-    for way in ways:
-        stored = {item.question: item for item in answers if item.way == way}
-        left = sum(case.id not in stored for _, case in questions)
-        each = SECONDS[way]
-        if len(stored) >= 5:
-            each = math.fsum(item.seconds for item in stored.values()) / len(stored)
-        whole += left * each
-        lines.append(f"{way}: {left} questions, {left * each / 3600:.2f} hours")
-    return "\n".join([*lines, f"together {whole / 3600:.1f} hours"])
+    won, lost, p = sign_test(scores)
+    return {"won": won, "lost": lost, "p": round(p, 4)}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--part", choices=PARTS, default=DEVELOPMENT)
+    parser = arguments(__doc__, PARTS)
     parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--questions", type=int, help="of each set (default: as planned)")
-    parser.add_argument("--data", type=Path, help="the folder of the sets that are not made here")
-    parser.add_argument("--threads", type=int, help="of each member (default: as many as help)")
-    parser.add_argument("--folder", type=Path, default=Path("specfuse-study"))
-    parser.add_argument("--plan", action="store_true", help="only say how long it would take")
-    parser.add_argument("--table", action="store_true", help="only show the results so far")
-    parser.add_argument("--out", type=Path, help="write the rows as JSON")
-    options = parser.parse_args()
-    if options.threads:
-        os.environ["OMP_NUM_THREADS"] = str(options.threads)
-    path = options.folder / "fusion" / f"{options.part}.jsonl"
+    options = parsed(parser)
+    answers = stored(options.folder / "fusion" / f"{options.part}.jsonl")
     if options.table:
-        return show(answers_in(path), options.out)
-    if options.data is None:
-        parser.error("--data is missing: the folder of the sets that are not made here")
+        return show(list(table(answers.all)), options.out)
+    need(parser, options, "data")
     count = options.questions or (COUNT if options.part == SEALED else 3)
     questions = [
         (name, case)
         for name in options.sets
         for case in spread(SETS[name].cases(options.part, options.data), count)
     ]
-    print(plan_of(options.ways, questions, answers_in(path)), flush=True)
+    remaining = {way: len(left(answers, way, questions)) for way in options.ways}
+    print(answers.plan(remaining), flush=True)
     if options.plan:
         return None
-    path.parent.mkdir(parents=True, exist_ok=True)
-    members = [LlamaCppMember(file_of(file), name=file.name, **file.options) for file in FILES]
-    return show(ask(options.ways, members, questions, path), options.out)
+    ask(options.ways, [member_of(model) for model in MODELS.values()], questions, answers)
+    return show(list(table(answers.all)), options.out)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import decisions
 import pytest
 from decisions import DEVELOPMENT, PARTS, QUESTIONS, SEALED, TOGETHER, Example
@@ -69,11 +67,15 @@ def test_a_stopped_run_continues_and_the_table_compares_with_the_best_member(tmp
     }
     everything = decisions.asked(list(films(40)), ["films"])
     path = tmp_path / "rows.jsonl"
-    decisions.ask_all({"gemma": members["gemma"]}, everything[:10], path, at_once=4)
+    first = {"gemma": members["gemma"]}
+    decisions.ask_all(first, everything[:10], decisions.stored(path), at_once=4)
     path.write_text(path.read_text() + '{"member": "gemma", "ta')
-    rows = decisions.ask_all(members, everything, path, at_once=16)
-    stored = [json.loads(line) for line in path.read_text().splitlines()]
-    assert len(stored) == len(rows) == len({row.key for row in rows}) == 2 * len(everything)
+    answers = decisions.stored(path)
+    assert len(decisions.left(answers, "gemma", everything)) == len(everything) - 10
+    decisions.ask_all(members, everything, answers, at_once=16)
+    rows = decisions.stored(path).all
+    assert answers.all == rows
+    assert len(rows) == len({row.key for row in rows}) == 2 * len(everything)
     lines = list(decisions.table("films", rows))
     assert lines[-1]["best"] == "qwen"
     by_row = {(line.get("system"), line.get("kind")): line for line in lines}
@@ -84,3 +86,5 @@ def test_a_stopped_run_continues_and_the_table_compares_with_the_best_member(tmp
     assert (together["won"], together["lost"]) == (0, 0)
     turned = by_row["qwen", "raw, labels listed in the reverse order"]
     assert turned["largest change"] == 0.0  # a script does not see the list
+    usual = [row for row in rows if not row.reversed]  # as if the run had been stopped before
+    assert list(decisions.table("films", usual))[-1]["best"] == "qwen"

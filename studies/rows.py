@@ -1,0 +1,77 @@
+"""The rows of a study's table: what they compare, and how they are printed and written."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
+
+from common import commit, machine, save
+
+from langchain_specfuse.evaluation.comparison import two_sided
+
+Row: TypeAlias = dict[str, Any]
+"""A line of a table, as plain JSON."""
+
+
+class SignTest(NamedTuple):
+    """Two ways on the same questions, by the exact sign test on those that differ."""
+
+    won: int
+    lost: int
+    p: float
+
+
+def sign_test(pairs: Iterable[tuple[Any, Any]]) -> SignTest:
+    """Compare the scores of two ways, given as a pair for each question.
+
+    >>> sign_test(zip([1, 1, 1, 0], [0, 0, 1, 1]))
+    SignTest(won=2, lost=1, p=1.0)
+    """
+    won = lost = 0
+    for own, other in pairs:
+        won += own > other
+        lost += own < other
+    return SignTest(won, lost, two_sided(won, lost))
+
+
+def about() -> Row:
+    """Where and when rows are made."""
+    return {"commit": commit(), "date": f"{date.today()}", "machine": machine()}
+
+
+def show(rows: Sequence[Row], out: Path | None, label: str = "") -> None:
+    """Print the rows and, if there is a file, write them to it. With a label, the file has other
+    rows too, by their labels."""
+    for row in rows:
+        print(line_of(row), flush=True)
+    if out is None:
+        return
+    made = {**about(), "rows": list(rows)}
+    if label:
+        made = {**(json.loads(out.read_text()) if out.exists() else {}), label: made}
+    save(out, made)
+
+
+def line_of(row: Row) -> str:
+    """A row for the terminal, without what is empty.
+
+    >>> line_of({"way": "lead", "p": 0.03125, "passes": 1234.5, "logprob": None})
+    'way lead  p 0.03125  passes 1234'
+    """
+    return "  ".join(
+        f"{name} {_cell(value)}" for name, value in row.items() if value not in (None, {})
+    )
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_cell(one)}" for name, one in value.items())
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.4g}" if abs(value) < 10_000 else f"{value:.0f}"
