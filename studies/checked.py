@@ -20,44 +20,37 @@ pairs of ``--pairs``.
 
 from __future__ import annotations
 
-import argparse
-import hashlib
 import inspect
 import json
 import math
-import os
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
-from datetime import date
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
-from threading import Lock
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
 import programs
 import rules
 import sources
-from cases import DEVELOPMENT, PARTS, Case, spread
-from common import commit, machine
+from answers import Answers
+from cases import DEVELOPMENT, PARTS, Case, hashed, spread
 from langchain_core.messages import HumanMessage
 from metered import Meter, Metered
+from models import MODELS, member_of
+from options import arguments, need, parsed
+from rows import show, sign_test
 
-from langchain_specfuse import CheckError, LlamaCppMember, SpecFuseChatModel
+from langchain_specfuse import CheckError, SpecFuseChatModel
 from langchain_specfuse.checks import Check, CheckContext
-from langchain_specfuse.demo import GEMMA, QWEN, SMOLLM2, file_of
-from langchain_specfuse.evaluation.comparison import two_sided
 
 LEAD, RETRIES = "lead", "retries"
 EQUAL = "retries, equal passes"
 """The retries, limited to the fewest attempts that cost at least as much as ``checked``."""
-FILES = {"lead": QWEN, "smollm2": SMOLLM2, "gemma": GEMMA}
+FILES = {"lead": MODELS["qwen"], "smollm2": MODELS["smollm2"], "gemma": MODELS["gemma"]}
 SAMPLED = 0.7
 """The temperature of answers that are asked for again. Samples with checks use the same."""
 SHARE = 0.7
@@ -77,8 +70,7 @@ class Way:
     options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the chat model."""
     seconds: float = 8.0
-    """About how long a question takes on two idle cores. The mean of the answers replaces it once
-    there are some."""
+    """About how long a question takes on two idle cores, until it is measured."""
     count: int | None = None
     """How many sealed questions are asked, if fewer than the set has."""
 
@@ -193,13 +185,6 @@ class Answer:
         return math.fsum(getattr(attempt, name) for attempt in self.attempts)
 
 
-def read_answer(line: str) -> Answer:
-    """The answer in a line of the file."""
-    values = json.loads(line)
-    attempts = tuple(Attempt(**attempt) for attempt in values.pop("attempts"))
-    return Answer(**values, attempts=attempts)
-
-
 class Asker:
     """Asks questions in every way of a set, with members that are loaded once."""
 
@@ -298,41 +283,38 @@ def passes(check: Any, question: str, text: str) -> bool:
     return function(text, CheckContext(messages, text, "", ended=True)) is None
 
 
+def stored(path: Path, name: str) -> Answers[Answer]:
+    """The answers of earlier runs to the questions of a set."""
+    expected = {f"{name}, {key}": way.seconds for key, way in SETS[name].ways.items()}
+    return Answers(path, Answer, lambda answer: (answer.way, answer.question), expected)
+
+
+def left(answers: Answers[Answer], name: str, way: str, cases: Sequence[Case]) -> list[Case]:
+    """The questions that were not asked in this way."""
+    asked = cases[: SETS[name].ways[way].count]
+    return answers.left(asked, lambda case: (way, case.id))
+
+
 def ask_all(
-    asker: Asker, name: str, ways: Sequence[str], cases: Sequence[Case], path: Path, at_once: int
-) -> list[Answer]:
-    """Answer every question in every way that has no answer yet, and store each answer at once."""
-    answers = answers_in(path)
-    stored = {(answer.way, answer.question) for answer in answers}
-    lock = Lock()
+    asker: Asker,
+    name: str,
+    ways: Sequence[str],
+    cases: Sequence[Case],
+    answers: Answers[Answer],
+    at_once: int,
+) -> None:
+    """Answer every question in every way that has no answer yet."""
     for way in ways:
-        asked = cases[: SETS[name].ways[way].count]
-        remaining = [case for case in asked if (way, case.id) not in stored]
+        remaining = left(answers, name, way, cases)
         if not remaining:
             continue
         asker.load(SETS[name].ways[way])
-        since, done = time.monotonic(), 0
         with ThreadPoolExecutor(at_once) as threads:
-            for answer in threads.map(partial(asker.answer, way), remaining):
-                with lock, path.open("a") as file:
-                    file.write(json.dumps(asdict(answer)) + "\n")
-                answers.append(answer)
-                done += 1
-                left_s = (time.monotonic() - since) / done * (len(remaining) - done)
-                line = f"{name}, {way}: {done} of {len(remaining)}, {left_s / 60:.0f} min left"
-                print(line, file=sys.stderr, flush=True)
-    return answers
-
-
-def answers_in(path: Path) -> list[Answer]:
-    """The answers of earlier runs. A line that was cut off when a run was stopped is left out."""
-    if not path.exists():
-        return []
-    text = path.read_text()
-    if text and not text.endswith("\n"):
-        text = text[: text.rfind("\n") + 1]
-        path.write_text(text)
-    return [read_answer(line) for line in text.splitlines()]
+            new = threads.map(partial(asker.answer, way), remaining)
+            try:
+                answers.store(f"{name}, {way}", len(remaining), new)
+            finally:
+                threads.shutdown(cancel_futures=True)  # a stopped run does not ask the others
 
 
 # --- results --------------------------------------------------------------------------------------
@@ -430,17 +412,10 @@ def against(
     shared = [question for question in own if question in other and question in lead]
     pairs = [(is_good(name, own[q], lead[q]), is_good(name, other[q], lead[q])) for q in shared]
     faults = [(own[q].final.faults > 0, other[q].final.faults > 0) for q in shared]
-    fewer = sum(b and not a for a, b in faults)
-    more = sum(a and not b for a, b in faults)
-    won = sum(a and not b for a, b in pairs)
-    lost = sum(b and not a for a, b in pairs)
-    result: dict[str, Any] = {"won": won, "lost": lost, "p": two_sided(won, lost)}
+    result: dict[str, Any] = sign_test(pairs)._asdict()
+    more, fewer, p = sign_test(faults)
     if fewer or more:
-        result |= {
-            "fewer faults": fewer,
-            "more faults": more,
-            "p of faults": two_sided(fewer, more),
-        }
+        result |= {"fewer faults": fewer, "more faults": more, "p of faults": p}
     return result
 
 
@@ -459,23 +434,6 @@ def _passes_per_token(answers: Sequence[Answer]) -> float:
     complete = [answer for answer in answers if answer.final.tokens]
     tokens = sum(answer.final.tokens for answer in complete)
     return round(math.fsum(answer.total("passes") for answer in complete) / max(tokens, 1), 3)
-
-
-def show(name: str, answers: Sequence[Answer], out: Path | None, label: str) -> None:
-    """Print the rows, and write them under this label as JSON if there is a file."""
-    rows = list(table(name, answers))
-    for row in rows:
-        cells = [
-            f"{key} {value:.3g}" if isinstance(value, float) else f"{key} {value}"
-            for key, value in row.items()
-            if value not in (None, {})
-        ]
-        print("  ".join(cells), flush=True)
-    if out:
-        about = {"commit": commit(), "date": f"{date.today()}", "machine": machine()}
-        results = json.loads(out.read_text()) if out.exists() else {}
-        results[label] = {**about, "rows": rows}
-        out.write_text(json.dumps(results, indent=1) + "\n")
 
 
 # --- pairs for a blind reading --------------------------------------------------------------------
@@ -506,7 +464,7 @@ class Texts:
             pair = texts.get(case.id, {})
             if len(pair) < 2:
                 continue
-            ways = sorted(pair, key=lambda way: _hashed(f"{case.id} {way}"))
+            ways = sorted(pair, key=lambda way: hashed(f"{case.id} {way}"))
             number = len(key) + 1
             key[number] = {"question": case.id, "A": ways[0], "B": ways[1]}
             pages.append(
@@ -518,59 +476,25 @@ class Texts:
         return len(key)
 
 
-def _hashed(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 # --- the command ----------------------------------------------------------------------------------
 
 
-def plan_of(
-    name: str, ways: Sequence[str], cases: Sequence[Case], answers: Sequence[Answer]
-) -> str:
-    """How many questions are left in each way, and about how long they take."""
-    by_way = grouped(answers)
-    lines, whole = [], 0.0
-    for way in ways:
-        stored = by_way.get(way, {})
-        asked = cases[: SETS[name].ways[way].count]
-        left = sum(case.id not in stored for case in asked)
-        each = SETS[name].ways[way].seconds
-        if len(stored) >= 5:
-            each = _mean([answer.total("seconds") for answer in stored.values()])
-        whole += left * each
-        lines.append(f"{name}, {way}: {left} questions, {left * each / 3600:.2f} hours")
-    return "\n".join([*lines, f"together {whole / 3600:.1f} hours"])
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__, PARTS, at_once=1)
     parser.add_argument("set", choices=SETS)
-    parser.add_argument("--part", choices=PARTS, default=DEVELOPMENT)
-    parser.add_argument("--data", type=Path, help="the folder of IFEval's and MBPP's even halves")
     parser.add_argument("--ways", nargs="+", metavar="WAY", help="default: all of the set")
     parser.add_argument("--limit", type=int, help="only so many questions (default: as planned)")
-    parser.add_argument("--threads", type=int, help="of each member (default: as many as help)")
-    parser.add_argument("--at-once", type=int, default=1, help="questions under way together")
-    parser.add_argument("--folder", type=Path, default=Path("specfuse-study"))
-    parser.add_argument("--plan", action="store_true", help="only say how long it would take")
-    parser.add_argument("--table", action="store_true", help="only show what is there")
     parser.add_argument("--pairs", type=Path, metavar="FILE.md", help="write pairs to be compared")
-    parser.add_argument("--out", type=Path, help="write the rows as JSON")
     parser.add_argument("--timed", action="store_true", help="the rows show times, not results")
-    options = parser.parse_args()
-    if options.threads:
-        os.environ["OMP_NUM_THREADS"] = str(options.threads)
+    options = parsed(parser)
     chosen = SETS[options.set]
     label = f"{options.set}, timed" if options.timed else options.set
     folder = options.folder / "checked" / options.part
-    path = folder / f"{options.set}.jsonl"
+    answers = stored(folder / f"{options.set}.jsonl", options.set)
     if options.table:
-        return show(options.set, answers_in(path), options.out, label)
-    if options.data is None and options.set != "sources":
-        parser.error("--data is missing: the folder of IFEval's and MBPP's even halves")
+        return show(list(table(options.set, answers.all)), options.out, label)
+    if options.set != "sources":
+        need(parser, options, "data")
     count = options.limit or (chosen.count if options.part != DEVELOPMENT else None)
     cases = spread(chosen.cases(options.part, options.data), count)
     texts = Texts(folder / f"{options.set}-texts.jsonl", [case.id for case in cases[:PAIRS]])
@@ -581,19 +505,18 @@ def main() -> None:
     unknown = set(ways) - set(chosen.ways)
     if unknown:
         parser.error(f"--ways must be among {', '.join(chosen.ways)}, got {', '.join(unknown)}")
-    print(plan_of(options.set, ways, cases, answers_in(path)), flush=True)
+    remaining = {
+        f"{options.set}, {way}": len(left(answers, options.set, way, cases)) for way in ways
+    }
+    print(answers.plan(remaining), flush=True)
     if options.plan:
         return None
     folder.mkdir(parents=True, exist_ok=True)
     needed = {member for way in ways for member in chosen.ways[way].members}
-    members = {
-        key: LlamaCppMember(file_of(file), name=file.name, **file.options)
-        for key, file in FILES.items()
-        if key in needed
-    }
+    members = {key: member_of(file) for key, file in FILES.items() if key in needed}
     asker = Asker(options.set, members, texts.save)
-    answers = ask_all(asker, options.set, ways, cases, path, options.at_once)
-    return show(options.set, answers, options.out, label)
+    ask_all(asker, options.set, ways, cases, answers, options.at_once)
+    return show(list(table(options.set, answers.all)), options.out, label)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from pathlib import Path
 import checked
 import programs
 import pytest
+import rows
 import rules
 import sources
 from cases import DEVELOPMENT, SEALED, Case, Grade
@@ -155,15 +156,18 @@ def asker(tmp_path, lead, other="One two three four."):
 def test_every_way_answers_every_question_once_and_a_stopped_run_continues(tmp_path):
     ask, members, texts = asker(tmp_path, "One, two three four five.")
     path, ways = tmp_path / "rules.jsonl", list(checked.SETS["rules"].ways)
-    checked.ask_all(ask, "rules", ways[:2], CASES[:2], path, at_once=1)
+    checked.ask_all(ask, "rules", ways[:2], CASES[:2], checked.stored(path, "rules"), at_once=1)
     with path.open("a") as file:
         file.write('{"way": "pair", "quest')  # killed in the middle of a line
     calls = members["lead"].draft_calls
-    checked.ask_all(ask, "rules", ways[:2], CASES[:2], path, at_once=1)
+    answers = checked.stored(path, "rules")
+    checked.ask_all(ask, "rules", ways[:2], CASES[:2], answers, at_once=1)
     assert members["lead"].draft_calls == calls
-    answers = checked.ask_all(ask, "rules", ways, CASES, path, at_once=2)
-    assert len(answers) == len(path.read_text().splitlines()) == 4 * len(ways)
-    by_way = checked.grouped(answers)
+    assert [len(checked.left(answers, "rules", way, CASES)) for way in ways] == [2, 2, 4, 4, 4]
+    checked.ask_all(ask, "rules", ways, CASES, answers, at_once=2)
+    assert answers.all == checked.stored(path, "rules").all
+    assert len(answers.all) == len(path.read_text().splitlines()) == 4 * len(ways)
+    by_way = checked.grouped(answers.all)
     assert all(len(own) == 4 for own in by_way.values())
     lead = by_way[LEAD]["rules 0"]
     assert not lead.final.right and lead.final.note == "comma" and not lead.final.passed
@@ -190,9 +194,10 @@ def test_every_way_answers_problems(data, tmp_path):
     ask = Asker("code", members, lambda *_: None)
     cases = checked.SETS["code"].cases(SEALED, data)[:1]
     ways = list(checked.SETS["code"].ways)
-    answers = checked.ask_all(ask, "code", ways, cases, tmp_path / "code.jsonl", at_once=1)
-    assert all(answer.final.right and not answer.final.failed for answer in answers)
-    by_way = {answer.way: answer for answer in answers}
+    answers = checked.stored(tmp_path / "code.jsonl", "code")
+    checked.ask_all(ask, "code", ways, cases, answers, at_once=1)
+    assert all(answer.final.right and not answer.final.failed for answer in answers.all)
+    by_way = {answer.way: answer for answer in answers.all}
     assert by_way["samples"].total("passes") > by_way["checked"].total("passes")
     assert by_way["checked gemma"].final.shares == {"strong": 1.0}
 
@@ -236,13 +241,13 @@ def test_the_table_of_the_docs_is_made_from_the_results(tmp_path, monkeypatch):
     import tables
 
     answers = [answered(LEAD, "q", BAD), answered("checked", "q", GOOD)]
-    checked.show("rules", answers, tmp_path / "checked.json", "rules")
+    rows.show(list(checked.table("rules", answers)), tmp_path / "checked.json", "rules")
     results = json.loads((tmp_path / "checked.json").read_text())
     assert "| **with checks** | 1 of 1 | 1 | 0 | 1 | 0 | 1 | 1.00 times |" in tables.checked(
         results, name="rules"
     )
 
-    checked.show("rules", answers, tmp_path / "checked.json", "rules, timed")
+    rows.show(list(checked.table("rules", answers)), tmp_path / "checked.json", "rules, timed")
     results = json.loads((tmp_path / "checked.json").read_text())
     assert "| 1.00 times | 6.0 | 1.0 s |" in tables.checked(results, name="rules")
 
@@ -283,12 +288,6 @@ def test_a_retried_answer_is_shown_when_it_has_passed():
     assert answered(RETRIES, "q", BAD, replace(BAD, words=1)).final is BAD
 
 
-def test_the_plan_counts_only_what_is_left():
-    answers = [answered(LEAD, case.id, replace(GOOD, seconds=36.0)) for case in CASES]
-    plan = checked.plan_of("rules", [LEAD, RETRIES], CASES, answers)
-    assert "rules, lead: 0 questions" in plan and "rules, retries: 4 questions" in plan
-
-
 def test_a_metered_member_is_a_member_whose_tokens_are_counted():
     from langchain_core.messages import HumanMessage
     from metered import Meter, Metered
@@ -310,7 +309,8 @@ def test_a_real_model_keeps_a_rule_that_it_breaks_alone(tmp_path):
     lead = LlamaCppMember(file, name="lead", **SMOLLM2.options)
     ask = Asker("rules", {"lead": lead}, lambda *_: None)
     cases = [case for case in rules.templates(DEVELOPMENT) if case.kind == "no commas"]
-    answers = checked.ask_all(ask, "rules", [LEAD, "checked"], cases, tmp_path / "a.jsonl", 1)
-    alone, kept = (answer.final for answer in answers)
+    answers = checked.stored(tmp_path / "a.jsonl", "rules")
+    checked.ask_all(ask, "rules", [LEAD, "checked"], cases, answers, at_once=1)
+    alone, kept = (answer.final for answer in answers.all)
     assert not alone.right and kept.right and kept.rejected
     assert Path(tmp_path / "a.jsonl").read_text().count("\n") == 2
