@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
+from decimal import Decimal
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
@@ -35,20 +36,36 @@ _LINK = re.compile(r"(?:https?://|www\.)[^\s<>\"“”]+", re.IGNORECASE)
 _QUOTATION = re.compile(r"“([^“”]+)”|„([^„“”]+)[“”]|«([^«»]+)»|(?<!\w)\"(?=\S)([^\"\n]+)\"(?!\w)")
 _OMISSION = re.compile(r"…|\.\.\.|\[[^\[\]]*\]")
 _SCALES = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
-_SCALE = rf"(?:[ -]({'|'.join(_SCALES)})s?\b)?"
+_SHORT_SCALES = {"bn": 9, "bln": 9, "mln": 6, "trn": 12}
+_LETTERS = {"k": 3, "K": 3, "M": 6, "mn": 6, "B": 9, "tn": 12}
+"""What may stand behind a number without a space -> its power of ten."""
+_LETTERS_OF_MONEY = {**_LETTERS, "m": 6, "b": 9, "t": 12, "T": 12}
+"""The same for an amount of money. Elsewhere, 40m is a length or a time."""
+_SCALE = (
+    rf"(?:[ -]?(?P<scale>{'|'.join([*_SCALES, *_SHORT_SCALES])})s?\b"
+    rf"|(?P<letter>(?-i:{'|'.join(_LETTERS_OF_MONEY)}))\b)?"
+)
 _THOUSANDS = r"\d{1,3}(?:,\d{3})+(?!\d)"
 _NUMBER = re.compile(
-    r"(?<!\w)(?<!\d\.)"
-    rf"(\d{{1,2}}(?::\d\d)+(?!\d)|{_THOUSANDS}(?:\.\d+)?|\d+(?:\.\d+)*|(?<!\.)\.\d+){_SCALE}",
+    r"(?:(?P<money>[$€£¥₹]|\b(?:EUR|USD|GBP|CHF) ?)|(?<!\w)(?<!\d\.))"
+    rf"(?P<digits>\d{{1,2}}(?::\d\d)+(?!\d)|{_THOUSANDS}(?:\.\d+)?|\d+(?:\.\d+)*|(?<!\.)\.\d+)"
+    rf"(?:e(?P<exponent>[+-]?\d{{1,3}})\b|{_SCALE})",
     re.IGNORECASE,
 )
 _CODE = re.compile(
-    rf"(?<!\w)[^\W\d]+({_THOUSANDS}(?:\.\d+)?|\d{{3,}}(?:\.\d+)*){_SCALE}(\w*)", re.IGNORECASE
+    r"(?<!\w)(?:(?P<money>(?-i:[A-Z]{3}))|[^\W\d]+)"
+    rf"(?P<digits>{_THOUSANDS}(?:\.\d+)?|\d{{3,}}(?:\.\d+)*){_SCALE}(?P<rest>\w*)",
+    re.IGNORECASE,
 )
 """A word with a number: N12345, EUR1,200. Shorter numbers are in names (GPT4, H2O)."""
 _FURTHER = re.compile(r"\d{3,}")
 """A number in the rest of a code. Words of Chinese and Japanese are not separated."""
 _EMPHASIS = re.compile(r"(?<!\w)_+(?=\w)|(?<=\w)_+(?!\w)")
+_SUPERSCRIPT = re.compile(r"(?<=\d)[⁺⁻]?[⁰¹²³⁴-⁹]+")
+_TIMES_A_POWER = re.compile(
+    r"(?<=\d) ?(?:[×x*·⋅]|\\times|\\cdot) ?10\^(?:(-?\d{1,3})\b|\{(-?\d{1,3})\})"
+)
+_POWER = re.compile(r"(?<![\w.])10\^(?:(-?\d{1,3})\b|\{(-?\d{1,3})\})")
 _FOOTNOTE = re.compile(r"(?<=[.,;:!?)\]\"'”’])[⁰¹²³⁴-⁹]{1,3}(?![⁰¹²³⁴-⁹])")
 _VERSION = re.compile(r"(?<!\w)v(?=\d+\.\d)", re.IGNORECASE)
 """What may stand before the number of a version."""
@@ -148,7 +165,9 @@ def facts_in(source: str) -> Facts:
     for found in _CODE.finditer(text):
         numbers |= {*_values_of_code(found), _value(found, scaled=False)}
     for found in _NUMBER.finditer(_CODE.sub(" ", text)):
-        numbers |= {_value(found), _value(found, scaled=False), _without_seconds(found)}
+        numbers |= {_value(found), _without_seconds(found)}
+        if not found["exponent"]:
+            numbers.add(_value(found, scaled=False))
     dates: set[tuple[int, int, int]] = set()
     for _, readings in _dates_in(text):
         dates.update(readings)
@@ -170,7 +189,7 @@ def claims_in(answer: str) -> Iterator[Claim]:
         parts = _parts(quotation)
         if sum(len(part.split()) for part in parts) >= QUOTED_WORDS:
             yield Claim("quotation", quotation[0], _Quotation(parts))
-    text = _UNJUDGED.sub(" ", text)
+    text = _UNJUDGED.sub("\n", text)  # a space would join a number with the word behind the mark
     for found, readings in _dates_in(text):
         yield Claim("date", found[0], _Date(readings))
         text = text[: found.start()] + " " * len(found[0]) + text[found.end() :]
@@ -188,12 +207,13 @@ def _parts(quotation: re.Match[str]) -> tuple[str, ...]:
 
 def _plain(text: str) -> str:
     """The text with one form of every digit, space and hyphen. A narrow space inside a number
-    becomes a comma, and the T between a date and a time a space. Footnotes' numbers are left
-    out."""
-    text = _FOOTNOTE.sub("", text)
+    becomes a comma, the T between a date and a time a space, and 2 × 10⁹ becomes 2e9. Footnotes'
+    numbers are left out."""
+    text = _SUPERSCRIPT.sub(r"^\g<0>", _FOOTNOTE.sub("", text))
     text = re.sub(r"(?<=\d)[\u00a0\u2009\u202f'’](?=\d{3}(?!\d))", ",", text)
     text = re.sub(r"(?<=\d)T(?=\d\d:)", " ", unicodedata.normalize("NFKC", text))
-    return re.sub(r"[\u2010-\u2012\u2212]", "-", text)
+    text = re.sub(r"[\u2010-\u2012\u2212]", "-", text)
+    return _POWER.sub(r"1e\1\2", _TIMES_A_POWER.sub(r"e\1\2", text))
 
 
 def _without_links(text: str) -> str:
@@ -222,22 +242,35 @@ def _address(link: str) -> str:
 
 
 def _values_of_code(code: re.Match[str]) -> tuple[str, ...]:
-    return (_value(code), *(number.lstrip("0") or "0" for number in _FURTHER.findall(code[3])))
+    return (_value(code), *(number.lstrip("0") or "0" for number in _FURTHER.findall(code["rest"])))
 
 
 def _value(found: re.Match[str], *, scaled: bool = True) -> str:
     """The number in one spelling, so that equal numbers are equal texts."""
-    digits = found[1].replace(",", "")
+    digits = found["digits"].replace(",", "")
     if ":" in digits:
         return digits.removeprefix("0")
     if digits.count(".") > 1:
         return digits
-    power = _SCALES[found[2].lower()] if found[2] and scaled else 0
-    whole, _, part = digits.partition(".")
-    part = part.ljust(power, "0")
-    whole = (whole + part[:power]).lstrip("0") or "0"
-    part = part[power:].rstrip("0")
-    return f"{whole}.{part}" if part else whole
+    _, figures, exponent = Decimal(digits).as_tuple()
+    power = _power(found) if scaled else 0
+    value = f"{Decimal((0, figures, int(exponent) + power)):f}"
+    return value.rstrip("0").rstrip(".") if "." in value else value
+
+
+def _power(found: re.Match[str]) -> int:
+    """The power of ten by which what stands behind a number multiplies it.
+
+    >>> [_power(_NUMBER.search(text)) for text in ("2.4 billion", "40k", "$5m", "5m", "2.4e9")]
+    [9, 3, 6, 0, 9]
+    """
+    groups = found.groupdict()
+    if groups.get("exponent"):
+        return int(groups["exponent"])
+    if groups["scale"]:
+        return {**_SCALES, **_SHORT_SCALES}[groups["scale"].lower()]
+    letters = _LETTERS_OF_MONEY if groups["money"] else _LETTERS
+    return letters.get(groups["letter"], 0)
 
 
 def _without_seconds(found: re.Match[str]) -> str:

@@ -30,13 +30,20 @@ def grounded(sources: Sequence[Any] | None = None) -> Check:
     ``sources`` is a list of texts or of LangChain's documents. Without it, the sources are the
     messages of the conversation, with the results of tools.
 
-    Two spellings of one fact are equal: 1,000 and 1000, 2.5 million and 2,500,000, 5% and 5
-    percent, 2024-03-05 and March 5, 2024 (and 03/05/2024, read both ways). "Five" in a source
-    allows 5. Signs, currencies and units are not compared. A date without a day or year agrees with
-    every date that contains it. Quotations count from three words on; their capitals and
-    punctuation do not matter. A code with three digits or more (N12345) counts as well. Not judged:
-    numbers written as words, numbers inside shorter names (GPT4), the numbers of a list, and marks
-    such as [2].
+    Two spellings of one fact are equal: 1,000 and 1000, 5% and 5 percent, 2024-03-05 and March 5,
+    2024 (and 03/05/2024, read both ways). A magnitude belongs to its number:
+
+    >>> check = grounded(["Revenue: $2.4bn, from 40 shops."])
+    >>> check.function("Revenue was 2.4 billion dollars, 2,400,000,000 or 2.4 × 10⁹.")
+    >>> check.function("There are 40k shops.")
+    'the number 40k is not in the sources'
+
+    k, M, B, bn and tn count directly behind a number; m, b and t only where a currency stands
+    before it, because 40m is a length elsewhere. "Five" in a source allows 5. Signs,
+    currencies and units are not compared. A date without a day or year agrees with every date that
+    contains it. Quotations count from three words on; their capitals and punctuation do not matter.
+    A code with three digits or more (N12345) counts as well. Not judged: numbers written as words,
+    numbers inside shorter names (GPT4), the numbers of a list, and marks such as [2].
 
     It runs at every sentence, because half a sentence may end in half a fact: "2.5" before
     "million", or "5 March" before the year.
