@@ -65,6 +65,8 @@ NO_FLAGS = {
 }
 """Flags of other programs that have no counterpart here, and what to do instead."""
 MEMBER_AS_JSON = """'{"model": "vllm:Qwen/Qwen3-8B", "memory": 0.5}'"""
+_MEANT_AS_MEMBER = re.compile(r"""\s*\{\s*["']?model["']?\s*:""")
+"""The beginning of a member's arguments, even if they turn out to be no JSON."""
 ANSWER = ("segment_tokens", "max_tokens", "temperature", "top_p", "seed", "member_timeout")
 """Fields of ``Settings`` that every command has as flags."""
 WHOLE = ("segment", "result", "samples")
@@ -331,6 +333,25 @@ def _is_json(text: str) -> bool:
     return text.lstrip().startswith(("{", "["))
 
 
+def _is_question(text: str) -> bool:
+    """Whether this is a question, not a member.
+
+    >>> _is_question('{"a": 1} is what?'), _is_question('{"model": "a"}')
+    (True, False)
+    """
+    if len(text.split()) < 2 or os.path.exists(os.path.expanduser(text)):
+        return False
+    if not _is_json(text):
+        return True
+    if _MEANT_AS_MEMBER.match(text):
+        return False
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return True
+    return False
+
+
 def _check_lead(lead: str, names: Sequence[str]) -> None:
     """Refuse a lead that is not one of these members, before anything is loaded or fetched."""
     if lead in ("auto", "none", *names):
@@ -386,10 +407,5 @@ def question_after_members(arguments: argparse.Namespace) -> None:
     question."""
     for listed in (arguments.verifiers, arguments.members):
         last = listed[-1] if listed and len(listed) > 1 else ""
-        if (
-            arguments.question is None
-            and len(last.split()) > 1
-            and not _is_json(last)
-            and not os.path.exists(os.path.expanduser(last))
-        ):
+        if arguments.question is None and _is_question(last):
             arguments.question = listed.pop()

@@ -265,6 +265,38 @@ def test_a_question_before_or_after_the_members_or_on_standard_input_is_the_ques
     assert {name for name, _ in questions_asked} <= {"a", "b"}
 
 
+@pytest.mark.parametrize(
+    "question",
+    [
+        '{"name": "Ann"} is valid JSON, or not?',
+        "[1, 2, 3]: what is the sum?",
+        "{x for x in y} is what?",
+    ],
+)
+def test_a_question_may_begin_with_a_bracket(questions_asked, ask, question):
+    assert ask("--quiet", "--members", "a", "b", question)[0] == FINE
+    assert set(questions_asked) == {("a", question), ("b", question)}
+
+
+@pytest.mark.parametrize(
+    ("member", "message"),
+    [
+        ('{"model": "b", "name": "c"}', ""),
+        ('{"model": "b", name: "c"}', "a member with arguments must be JSON"),
+        ("{'model': 'b', 'name': 'c'}", "a member with arguments must be JSON"),
+        ('["b", "c"]', "a member must be a name, or a JSON object with a model's name"),
+        ('{"name": "b", "gpu": 1}', "a member given as a dict needs a 'model'"),
+    ],
+)
+def test_arguments_of_a_member_are_not_taken_for_the_question(
+    questions_asked, ask, monkeypatch, member, message
+):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Why?"))
+    code, _, err = ask("--quiet", "--members", "a", member)
+    assert (code, message) == (MISUSED if message else FINE, message) and message in err
+    assert {question for _, question in questions_asked} <= {"Why?"}
+
+
 def test_a_single_word_or_a_folder_after_the_members_is_a_member(
     questions_asked, ask, tmp_path, monkeypatch
 ):
