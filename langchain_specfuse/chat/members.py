@@ -24,7 +24,16 @@ from ..engine.worker import refuse_fork, worker_for
 from ..errors import SpecFuseError, UsageError, advised
 from ..members import files as _files
 from ..members.chat_model.member import ChatModelMember
-from ..members.names import VLLM, is_chat_model, is_gguf, is_server, is_vllm, refuse_mistaken
+from ..members.names import (
+    ADAPTER,
+    VLLM,
+    VLLM_MODEL,
+    is_chat_model,
+    is_gguf,
+    is_server,
+    is_vllm,
+    refuse_mistaken,
+)
 from ..members.ray import PLACEMENT
 from ..secret_values import masked
 from .references import Reference, arguments_of, checked_member, is_spec, names_of
@@ -158,9 +167,10 @@ def _new_member(arguments: dict[str, Any]) -> Member:
             from ..members.server.vllm_member import VllmMember as Local
 
             arguments["model"] = model.removeprefix(VLLM)
-            for named in (arguments["model"], arguments.get("adapter")):
-                if isinstance(named, str):  # vLLM takes half a minute to miss it
-                    refuse_mistaken(named, arguments["name"])
+            # vLLM takes half a minute to miss them
+            refuse_mistaken(arguments["model"], arguments["name"], VLLM_MODEL)
+            if isinstance(arguments.get("adapter"), str):
+                refuse_mistaken(arguments["adapter"], arguments["name"], ADAPTER)
         elif is_gguf(model):
             from ..members.llamacpp.member import LlamaCppMember as Local
         else:

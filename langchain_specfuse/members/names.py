@@ -46,6 +46,12 @@ MEMBERS: dict[Kind, str] = {
 """The class of members for each kind of name."""
 
 
+MODEL = "a folder with a model, a .gguf file or a hub id"
+VLLM_MODEL = "a folder with a model, or a hub id"
+ADAPTER = "a folder with an adapter, or a hub id"
+"""What may be named, for errors."""
+
+
 # --- kinds ----------------------------------------------------------------------------------------
 
 
@@ -199,9 +205,9 @@ def check_argument(name: str, member: str, takes: Collection[Kind], expected: st
         refuse_other_kinds(name)
 
 
-def refuse_mistaken(model: str, name: str) -> None:
+def refuse_mistaken(model: str, name: str, expected: str = MODEL) -> None:
     """Refuse a text that cannot be a hub id or a folder, before transformers is imported and before
-    a download fails."""
+    a download fails. ``expected``: what the member ``name`` reads, in words."""
     path = Path(model).expanduser()
     refuse_other_kinds(model)
     if path.is_file():
@@ -211,14 +217,14 @@ def refuse_mistaken(model: str, name: str) -> None:
             reads = f"LlamaCppMember({model!r}) reads it"
             raise advised(error, f"{reads}; or name a link to it: {link}")
         error = UsageError(f"{model!r} is a file, but not a .gguf file")
-        raise advised(error, "name a .gguf file, a folder with a model, or a hub id")
-    if get_close_matches(path.suffix.lower(), [".gguf"], cutoff=0.6):
+        raise advised(error, f"name {expected}")
+    if expected == MODEL and get_close_matches(path.suffix.lower(), [".gguf"], cutoff=0.6):
         raise _misspelt_gguf(model, path)
     if path.is_dir():
         _files.refuse_unsafe(path)
     elif _PATH.fullmatch(model) and not path.exists():
         missing = MemberError(f"{path.absolute()} does not exist", member=name, kind="not_found")
-        raise advised(missing, "name a folder with a model, a .gguf file or a hub id")
+        raise advised(missing, f"name {expected}")
 
 
 def _is_gguf_inside(path: Path) -> bool:

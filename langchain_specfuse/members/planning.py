@@ -34,6 +34,7 @@ __all__ = [
     "described_gpus",
     "free_memory",
     "gpus",
+    "named",
     "place",
     "place_in_memory",
     "size_of",
@@ -174,6 +175,16 @@ def described_gpus(text: str) -> list[Gpu]:
     return described
 
 
+def named(indexes: Iterable[int]) -> str:
+    """These GPUs in a sentence.
+
+    >>> named([7]), named((0, 1))
+    ('GPU 7', 'GPUs 0, 1')
+    """
+    numbers = list(map(str, indexes))
+    return f"GPU{'s' * (len(numbers) > 1)} {', '.join(numbers)}"
+
+
 # --- the members on them --------------------------------------------------------------------------
 
 
@@ -302,7 +313,9 @@ def _member(
     check_choices(name, pinned, memory, count)
     if pinned is not None:
         if not set(pinned) <= gpus.keys():
-            error = UsageError(f"{name} must use the GPUs {pinned}, but there are {tuple(gpus)}")
+            error = UsageError(
+                f"{name} must use {named(pinned)}, but the machine has {named(gpus)}"
+            )
             raise advised(error, "name existing GPUs, each once")
         count = len(pinned)
     if count is not None and (count < 1 or (size.heads or count) % count):
@@ -311,7 +324,8 @@ def _member(
         raise advised(error, "choose a divisor")
     if count is not None and count > len(gpus):
         error = UsageError(
-            f"{name} needs {amount(count, 'GPU')} (tensor_parallel), but there are {len(gpus)}"
+            f"{name} needs {amount(count, 'GPU')} (tensor_parallel), but the machine has "
+            f"{amount(len(gpus), 'GPU')}"
         )
         raise advised(error, "choose fewer, or a machine with more GPUs")
     member = _Member(name, size, count or 1, pinned, memory)

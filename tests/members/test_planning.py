@@ -170,10 +170,13 @@ def test_users_choose_gpus_memory_and_division():
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
-        ({"pinned": {"a": (7,)}}, r"a must use the GPUs \(7,\), but there are \(0, 1\)"),
+        ({"pinned": {"a": (7,)}}, "a must use GPU 7, but the machine has GPUs 0, 1"),
         ({"pinned": {"a": (0, 0)}}, "each once"),
         ({"pinned": {"a": (0,)}, "tensor_parallel": {"a": 2}}, "1 GPU, but tensor_parallel is 2"),
-        ({"tensor_parallel": {"a": 8}}, r"a needs 8 GPUs \(tensor_parallel\), but there are 2"),
+        (
+            {"tensor_parallel": {"a": 8}},
+            r"a needs 8 GPUs \(tensor_parallel\), but the machine has 2 GPUs",
+        ),
         ({"tensor_parallel": {"a": 3}}, "a has 32 heads, which 3 GPUs cannot share"),
         ({"memory": {"a": -1}}, "must be above 0"),
         ({"memory": {"a": 5 * GB}}, r"chosen for a is 5\.0 GB, but it needs more than 16\.1 GB"),
