@@ -14,32 +14,29 @@ costs little. The table shows wins and losses against the lead alone, in total a
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import sys
-import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from datetime import date
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
+from answers import Answers
 from bank import Bank, banked
-from common import commit, machine
+from common import answered, save, text_of
+from options import arguments, need, parsed
 from questions import PARTS, SETS, asked, graded
+from rows import about, print_rows, sign_test
 from side_by_side import SideBySide
 
 from langchain_specfuse.core.member import Member
 from langchain_specfuse.core.options import Method, Settings
-from langchain_specfuse.core.round import Round
-from langchain_specfuse.core.values import Query
 from langchain_specfuse.demo import demo_members
 from langchain_specfuse.engine import Ensemble
 from langchain_specfuse.evaluation import Question
-from langchain_specfuse.evaluation.comparison import two_sided
 from langchain_specfuse.evaluation.running import passes_of, seconds_of
 
 BALLOT = "ballot-"
@@ -87,11 +84,10 @@ def ensemble_of(rule: str, members: Sequence[Member]) -> Ensemble:
     return Ensemble(list(members))
 
 
-def answer(rule: str, ensemble: Ensemble, question: Question, settings: Settings) -> Answer:
+def answer(rule: str, ensemble: Ensemble, settings: Settings, question: Question) -> Answer:
     """Ask one question."""
-    query = Query(f"study-{uuid.uuid4().hex}", question.turns)
-    rounds: list[Round] = list(ensemble.rounds(query, settings))
-    text = "".join(round.text for round in rounds)
+    rounds = answered(ensemble, question.turns, settings)
+    text = text_of(rounds)
     score = graded(question, text).score if text.strip() else 0.0
     return Answer(
         rule,
@@ -106,33 +102,30 @@ def answer(rule: str, ensemble: Ensemble, question: Question, settings: Settings
     )
 
 
-def answers_in(path: Path) -> list[Answer]:
+def stored(path: Path) -> Answers[Answer]:
     """The answers of earlier runs."""
-    if not path.exists():
-        return []
-    return [Answer(**json.loads(line)) for line in path.read_text().splitlines()]
+    return Answers(path, Answer, lambda item: (item.rule, item.question))
+
+
+def left(answers: Answers[Answer], rule: str, questions: Sequence[Question]) -> list[Question]:
+    """The questions that this rule has not answered."""
+    return answers.left(questions, lambda question: (rule, question.id))
 
 
 def ask(
     rules: Sequence[str],
     members: Sequence[Member],
     questions: Sequence[Question],
-    path: Path,
-) -> list[Answer]:
-    """Ask every rule every question that it has not answered, and store each answer at once."""
-    answers = answers_in(path)
-    stored = {(item.rule, item.question) for item in answers}
-    lead = members[0].name
+    answers: Answers[Answer],
+) -> None:
+    """Ask every rule every question that it has not answered."""
     for rule in rules:
-        ensemble, settings = ensemble_of(rule, members), settings_of(rule, lead)
-        for question in questions:
-            if (rule, question.id) in stored:
-                continue
-            answers.append(answer(rule, ensemble, question, settings))
-            with path.open("a") as file:
-                file.write(json.dumps(asdict(answers[-1])) + "\n")
-        print(f"{rule}: {len(questions)} answers", file=sys.stderr, flush=True)
-    return answers
+        remaining = left(answers, rule, questions)
+        if remaining:
+            ensemble, settings = ensemble_of(rule, members), settings_of(rule, members[0].name)
+            ensemble.loaded().result()  # before the clock runs
+            new = map(partial(answer, rule, ensemble, settings), remaining)
+            answers.store(rule, len(remaining), new)
 
 
 # --- what they show -------------------------------------------------------------------------------
@@ -157,8 +150,7 @@ def table(answers: Sequence[Answer], rules: Sequence[str], base: str) -> Iterato
 
 
 def row(pairs: Sequence[tuple[Answer, Answer]]) -> dict[str, Any]:
-    wins = sum(a.score > b.score for a, b in pairs)
-    losses = sum(a.score < b.score for a, b in pairs)
+    wins, losses, p = sign_test((a.score, b.score) for a, b in pairs)
     rounds = max(sum(a.rounds for a, _ in pairs), 1)
     passes = max(sum(b.passes for _, b in pairs), 1)
     seconds = max(math.fsum(b.seconds for _, b in pairs), 1e-9)
@@ -167,7 +159,7 @@ def row(pairs: Sequence[tuple[Answer, Answer]]) -> dict[str, Any]:
         "right": sum(a.score for a, _ in pairs),
         "wins": wins,
         "losses": losses,
-        "p": two_sided(wins, losses),
+        "p": p,
         "changed": sum(a.text != b.text for a, b in pairs),
         "consulted": sum(a.consulted for a, _ in pairs) / rounds,
         "replaced": sum(a.replaced for a, _ in pairs) / rounds,
@@ -176,48 +168,28 @@ def row(pairs: Sequence[tuple[Answer, Answer]]) -> dict[str, Any]:
     }
 
 
-def show(rows: Iterable[dict[str, Any]], out: Path | None) -> None:
-    """Print the rows, and write them as JSON if there is a file."""
-    rows = list(rows)
-    if out:
-        about = {"commit": commit(), "date": f"{date.today()}", "machine": machine()}
-        out.write_text(json.dumps([{**about, "rows": rows}], indent=1) + "\n")
-    for each in rows:
-        cells = []
-        for name, value in each.items():
-            shown = f"{value:.3f}" if isinstance(value, float) else value
-            cells.append(f"{name} {shown}")
-        print("  ".join(cells), flush=True)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--part", choices=PARTS, default="tune")
+    parser = arguments(__doc__, PARTS)
     parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
     parser.add_argument("--questions", type=int, default=60, help="of each set, at most")
-    parser.add_argument(
-        "--data", type=Path, required=True, help="the folder of the sets that are not made here"
-    )
     parser.add_argument("--rules", nargs="+", default=["lead", "0.4@0.5"])
-    parser.add_argument("--folder", type=Path, default=Path("specfuse-study"))
-    parser.add_argument(
-        "--table", action="store_true", help="only compare the answers that are there"
-    )
-    parser.add_argument("--out", type=Path, help="write the rows as JSON")
-    options = parser.parse_args()
-    path = options.folder / options.part / "answers.jsonl"
-    if options.table:
-        answers = answers_in(path)
-    else:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    options = parsed(parser)
+    answers = stored(options.folder / options.part / "answers.jsonl")
+    if not options.table:
+        need(parser, options, "data")
+        questions = asked(options.sets, options.part, options.questions, options.data)
+        remaining = {rule: len(left(answers, rule, questions)) for rule in options.rules}
+        print(answers.plan(remaining), flush=True)
+        if options.plan:
+            return
         bank = Bank(options.folder / "bank.sqlite")
         members = banked({member.name: member for member in demo_members()}, bank)
-        questions = asked(options.sets, options.part, options.questions, options.data)
-        answers = ask(options.rules, list(members.values()), questions, path)
+        ask(options.rules, list(members.values()), questions, answers)
     base = "lead" if "lead" in options.rules else options.rules[0]
-    show(table(answers, options.rules, base), options.out)
+    rows = list(table(answers.all, options.rules, base))
+    print_rows(rows)
+    if options.out:
+        save(options.out, [{**about(), "rows": rows}])
 
 
 if __name__ == "__main__":

@@ -48,14 +48,18 @@ def about() -> Row:
 def show(rows: Sequence[Row], out: Path | None, label: str = "") -> None:
     """Print the rows and, if there is a file, write them to it. With a label, the file has other
     rows too, by their labels."""
-    for row in rows:
-        print(line_of(row), flush=True)
+    print_rows(rows)
     if out is None:
         return
     made = {**about(), "rows": list(rows)}
     if label:
         made = {**(json.loads(out.read_text()) if out.exists() else {}), label: made}
     save(out, made)
+
+
+def print_rows(rows: Iterable[Row]) -> None:
+    for row in rows:
+        print(line_of(row), flush=True)
 
 
 def line_of(row: Row) -> str:

@@ -48,15 +48,17 @@ def test_rules_are_compared_with_the_lead_and_a_stopped_run_continues(tmp_path):
     ]
     path = tmp_path / "answers.jsonl"
     rules = ["lead", "vote", "0.4@0.5"]
-    assert len(lead.ask(rules[:1], members, questions[:2], path)) == 2
+    lead.ask(rules[:1], members, questions[:2], lead.stored(path))
     calls = members[0].draft_calls
-    assert len(lead.ask(rules[:1], members, questions[:2], path)) == 2
+    answers = lead.stored(path)
+    lead.ask(rules[:1], members, questions[:2], answers)
     assert members[0].draft_calls == calls
-    answers = lead.ask(rules, members, questions, path)
-    assert len(answers) == len(path.read_text().splitlines()) == 9
-    rows = {(row["rule"], row["set"]): row for row in lead.table(answers, rules, "lead")}
+    assert [len(lead.left(answers, rule, questions)) for rule in rules] == [1, 3, 3]
+    lead.ask(rules, members, questions, answers)
+    assert answers.all == lead.stored(path).all
+    assert len(answers.all) == len(path.read_text().splitlines()) == 9
+    rows = {(row["rule"], row["set"]): row for row in lead.table(answers.all, rules, "lead")}
     assert rows["lead", "all"]["right"] == 0 and rows["lead", "all"]["passes"] == 1.0
     assert rows["vote", "math"]["wins"] == rows["vote", "all"]["wins"] == 3
     assert rows["vote", "all"]["consulted"] > rows["lead", "all"]["consulted"] == 0
-    lead.show(rows.values(), tmp_path / "rows.json")
-    assert len(json.loads((tmp_path / "rows.json").read_text())[0]["rows"]) == 6
+    assert len(rows) == 6
