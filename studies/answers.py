@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from command import stoppable
 from forecast import Pace, forecast, shown
 from pydantic import TypeAdapter, ValidationError
 
@@ -79,14 +80,14 @@ class Answers(Generic[Answer]):
 
     def plan(self, left: Mapping[str, int]) -> str:
         """How many questions are left in each part of the run, and how long they take."""
-        return "\n".join(forecast(left, self.pace))
+        return "\n".join(forecast(left, self.pace.seconds_each))
 
     def store(self, what: str, count: int, new: Iterable[Answer]) -> None:
         """Store the ``count`` answers of a part of the run as they come, and print how far it is."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._cut()
         since = last = time.monotonic()
-        try:
+        with stoppable(what):
             for done, answer in enumerate(new, 1):
                 self._add(answer)
                 now = time.monotonic()
@@ -95,9 +96,6 @@ class Answers(Generic[Answer]):
                 hours = (now - since) / done * (count - done) / 3600
                 line = f"{what}: {done} of {count}, {shown(hours)} left"
                 print(line, file=sys.stderr, flush=True)
-        except KeyboardInterrupt:
-            print(f"{what}: stopped; the same command continues", file=sys.stderr)
-            raise SystemExit(130) from None
 
     def _add(self, answer: Answer) -> None:
         with self.path.open("a", encoding="utf-8") as file:

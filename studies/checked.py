@@ -38,10 +38,10 @@ import rules
 import sources
 from answers import Answers
 from cases import DEVELOPMENT, PARTS, Case, hashed, spread
+from command import arguments, need, parsed
 from langchain_core.messages import HumanMessage
 from metered import Meter, Metered
 from models import MODELS, member_of
-from options import arguments, need, parsed
 from rows import show, sign_test
 
 from langchain_specfuse import CheckError, SpecFuseChatModel

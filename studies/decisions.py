@@ -31,8 +31,8 @@ from typing import Any
 
 from answers import Answers
 from cases import DEVELOPMENT, SEALED, hashed
+from command import arguments, need, parsed
 from models import MODELS, member_of
-from options import arguments, need, parsed
 from rows import show, sign_test
 
 from langchain_specfuse.chat.labelling import NO_TEXT, LabelQuestion, scores_of

@@ -32,9 +32,9 @@ import rules
 import sources
 from answers import Answers
 from cases import DEVELOPMENT, PARTS, SEALED, Case, Grade, spread
+from command import arguments, need, parsed
 from common import answered, question, text_of
 from models import MODELS, member_of
-from options import arguments, need, parsed
 from questions import gsm8k
 from questions import part_of as part_of_problem
 from rows import show, sign_test

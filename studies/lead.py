@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
 from answers import Answers
 from bank import Bank, banked
+from command import arguments, need, parsed
 from common import answered, save, text_of
-from options import arguments, need, parsed
 from questions import PARTS, SETS, asked, graded
 from rows import about, print_rows, sign_test
 from side_by_side import SideBySide

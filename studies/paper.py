@@ -23,19 +23,16 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import date
+from dataclasses import dataclass, field
 from functools import partial
 from io import StringIO
 from pathlib import Path
-from typing import Any, TypeAlias
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
+from typing import Any
 
 import hub_sets
 from cases import DEVELOPMENT, SEALED
-from common import commit, machine
-from forecast import Pace, forecast
+from forecast import Pace, ask_plan, forecast, keys_left, single_plans
+from rows import Row, about
 from systems import chosen
 
 from langchain_specfuse.chat.members import ensemble_for, unload
@@ -44,14 +41,11 @@ from langchain_specfuse.cli import plan as plan_command
 from langchain_specfuse.core.member import Member
 from langchain_specfuse.core.options import Settings
 from langchain_specfuse.errors import SpecFuseError, UsageError, advised
-from langchain_specfuse.evaluation import Graded, Plan, Report, Results, System, Task, run, summary
+from langchain_specfuse.evaluation import Graded, Plan, Report, Results, System, Task, summary
 from langchain_specfuse.evaluation.comparison import by_system, compared
-from langchain_specfuse.evaluation.running import Progress
 from langchain_specfuse.evaluation.tasks import digest
 from langchain_specfuse.members.planning import gpus
 
-Row: TypeAlias = dict[str, Any]
-"""One system of a table, as plain JSON."""
 COUNT = 300
 """Sealed questions of each set."""
 MEASURED = 16
@@ -194,13 +188,6 @@ def systems_of(table: Table, members: Sequence[str], settings: Settings) -> tupl
     return tuple(chosen(names, members, settings))
 
 
-def single_plans(plans: Iterable[Plan]) -> Iterator[tuple[str, Plan]]:
-    """What is asked by each system, and a plan for that system alone."""
-    for plan in plans:
-        for system in plan.systems:
-            yield f"{plan.task.name}, {system.name}", replace(plan, systems=(system,))
-
-
 def remaining(
     group: Group, tasks: Mapping[str, Task], results: Results, at_once: int
 ) -> dict[str, int]:
@@ -208,9 +195,9 @@ def remaining(
     members = ensemble_for(group.references).members
     left: dict[str, set[str]] = {}
     for table in group.tables:
-        for what, plan in single_plans(plans(table, members, tasks, at_once)):
-            keys = (ask.key for ask in plan.asks(plan.systems[0]))
-            left.setdefault(what, set()).update(key for key in keys if key not in results)
+        for plan in plans(table, members, tasks, at_once):
+            for what, single in single_plans(plan.task.name, plan):
+                left.setdefault(what, set()).update(keys_left(single, results))
     return {what: len(keys) for what, keys in left.items()}
 
 
@@ -230,13 +217,13 @@ def ask(
         if any(remaining(group, tasks, results, at_once).values()):
             ensemble.loaded().result()  # before the clock runs
         for table in group.tables:
-            for what, plan in single_plans(plans(table, members, tasks, at_once)):
-                print(f"{group.name}, {table}, {part}: {what}", file=sys.stderr, flush=True)
-                with pace.measured(what, lambda: len(results.answers())):
-                    run(plan, results, watch=Progress(sys.stderr))
-                if store:
-                    own = plans(table, members, tasks, at_once)
-                    store(table, rows_of(own, results, pace))
+            planned = list(plans(table, members, tasks, at_once))
+            for plan in planned:
+                for what, single in single_plans(plan.task.name, plan):
+                    print(f"{group.name}, {table}, {part}: {what}", file=sys.stderr, flush=True)
+                    ask_plan(what, single, results, pace)
+                    if store:
+                        store(table, rows_of(planned, results, pace))
 
 
 # --- memory and hours -----------------------------------------------------------------------------
@@ -252,8 +239,7 @@ def memory_plan(group: Group, described: str | None) -> tuple[str, bool]:
     try:
         plan_command.run(plan_command.parser().parse_args(words), out)
     except SpecFuseError as error:
-        notes = "\n".join(getattr(error, "__notes__", ()))
-        return f"{out.getvalue()}{error}\n{notes}".strip(), False
+        return f"{out.getvalue()}{with_notes(error)}".strip(), False
     return out.getvalue().strip(), True
 
 
@@ -264,7 +250,8 @@ def hours_plan(
     lines = []
     for group in groups:
         left = remaining(group, tasks, Results(group.answers(folder, SEALED)), at_once)
-        lines += [f"{group.name}:", *(f"  {line}" for line in forecast(left, group.pace(folder)))]
+        shown = forecast(left, group.pace(folder).seconds_each)
+        lines += [f"{group.name}:", *(f"  {line}" for line in shown)]
     return "\n".join(lines)
 
 
@@ -332,28 +319,28 @@ class Stored:
 
     def add(self, group: Group, table: str, rows: list[Row]) -> None:
         """Store the rows of a table. Sets that were asked before, of the same members, stay."""
-        where = ", ".join(gpu.name for gpu in gpus()) or machine()
-        about = {"commit": commit(), "date": f"{date.today()}", "machine": where}
+        made = about()
+        made["machine"] = ", ".join(gpu.name for gpu in gpus()) or made["machine"]
         members = list(group.references)
         before = self.tables.get(table, {})
         is_known = before.get("members") == members
         known = {row["system"]: row["sets"] for row in before["rows"]} if is_known else {}
         rows = [
-            {**row, "sets": _merged(known.get(row["system"], {}), row["sets"], about)}
+            {**row, "sets": _merged(known.get(row["system"], {}), row["sets"], made)}
             for row in rows
         ]
-        self.tables[table] = {"about": about, "members": members, "rows": rows}
+        self.tables[table] = {"about": made, "members": members, "rows": rows}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.write_text(json.dumps(self.tables, indent=1) + "\n", "utf-8")
 
 
-def _merged(known: Row, sets: Row, about: Row) -> Row:
+def _merged(known: Row, sets: Row, made: Row) -> Row:
     """The cells of a system, each with where it comes from. One that has not changed keeps it."""
     merged = dict(known)
     for name, cell in sets.items():
         before = known.get(name, {})
         if before != {**cell, "about": before.get("about")}:
-            merged[name] = {**cell, "about": about}
+            merged[name] = {**cell, "about": made}
     return merged
 
 
@@ -463,8 +450,7 @@ def main(words: Sequence[str] | None = None) -> int:
             return show(options)
         return study(options)
     except SpecFuseError as error:
-        notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
-        print(f"error: {error}{notes}", file=sys.stderr)
+        print(f"error: {with_notes(error)}", file=sys.stderr)
         return 1
 
 
@@ -524,10 +510,14 @@ def asked(
     try:
         ask(group, tasks, part, options.folder, options.at_once, store)
     except SpecFuseError as error:
-        notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
-        print(f"{group.name}: {error}{notes}", file=sys.stderr, flush=True)
+        print(f"{group.name}: {with_notes(error)}", file=sys.stderr, flush=True)
         return False
     return True
+
+
+def with_notes(error: SpecFuseError) -> str:
+    """What happened, and what to do."""
+    return "\n".join([str(error), *getattr(error, "__notes__", ())])
 
 
 def show(options: argparse.Namespace) -> int:

@@ -111,7 +111,8 @@ def test_the_page_keeps_the_sets_of_earlier_runs(study, members, data, tmp_path,
     monkeypatch.setitem(paper.TABLES, "exit", replace(paper.TABLES["exit"], sets=("gsm8k", "arc")))
     words = ["--tables", "exit", "--members"]
     for sets in ("gsm8k", "arc"):
-        monkeypatch.setattr(paper, "commit", lambda sets=sets: f"commit of {sets}")
+        made = {"commit": f"commit of {sets}", "date": "", "machine": ""}
+        monkeypatch.setattr(paper, "about", made.copy)
         assert study(*words, *members, sets=sets, questions=2) == 0
     table = next(one for one in paper.page(study.folder)["tables"] if one["table"] == "exit")
     for row in table["rows"]:
@@ -311,7 +312,7 @@ def test_the_pace_of_all_parts_of_a_run_is_kept(tmp_path):
     again = Pace(pace.path)
     assert again.seconds_each("a") == pytest.approx(1800, abs=1) and again.seconds_each("b") is None
     left = {"a": 4, "b": 2, "c": 0}
-    assert forecast(left, again) == [
+    assert forecast(left, again.seconds_each) == [
         "a: 4 answers, 2.0 hours",
         "b: 2 answers, not measured yet",
         "c: complete",

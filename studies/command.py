@@ -1,10 +1,12 @@
-"""The options that the commands of the studies share."""
+"""What the commands of the studies share: their options, and what they say when they are stopped."""
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -50,3 +52,13 @@ def need(parser: argparse.ArgumentParser, options: argparse.Namespace, *names: s
     for name in names:
         if getattr(options, name) is None:
             parser.error(f"--{name} is missing: questions cannot be asked without it")
+
+
+@contextmanager
+def stoppable(what: str) -> Iterator[None]:
+    """A part of a run that Ctrl-C stops. Its answers are stored, so it continues later."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"{what}: stopped; the same command continues", file=sys.stderr)
+        raise SystemExit(130) from None
