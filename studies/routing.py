@@ -13,34 +13,33 @@ each member alone, the development part and the sealed part.
     python studies/routing.py mixed --data FOLDER
     python studies/routing.py specialists --members lora --table
 
-Marks and graded answers are kept, so a run that was stopped continues. ``--table`` shows the sealed
-part; without it, only development numbers are shown. See ``preregistration.md``, section 9.
+A stopped run continues. ``--table`` shows the sealed part; without it, only development numbers are
+shown. See ``preregistration.md``, section 9.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import sys
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cases import DEVELOPMENT, SEALED, spread
+from cases import DEVELOPMENT, PARTS, SEALED, spread
+from command import arguments, need, parsed
+from forecast import Pace, ask_plan, forecast, keys_left, single_plans
+from models import MODELS, member_of
+from rows import Row, show, sign_test
 
-from langchain_specfuse import LlamaCppMember
 from langchain_specfuse.chat.routing import routed
 from langchain_specfuse.core.options import Settings
 from langchain_specfuse.core.routing import Router
 from langchain_specfuse.core.values import Turn
-from langchain_specfuse.demo import file_of
-from langchain_specfuse.evaluation import Graded, Plan, Results, System, Task, run
-from langchain_specfuse.evaluation.comparison import by_system, mean, scores_of, two_sided
+from langchain_specfuse.evaluation import Graded, Plan, Results, System, Task
+from langchain_specfuse.evaluation.comparison import by_system, mean, scores_of
 from langchain_specfuse.evaluation.doctor import with_router
 from langchain_specfuse.evaluation.gate import opens
 from langchain_specfuse.evaluation.graders import Grade, Question
-from langchain_specfuse.evaluation.running import Progress
 
 STUDIES = Path(__file__).resolve().parent
 WAYS = 4
@@ -53,7 +52,7 @@ QUESTIONS = {
 }
 """The questions that the routers are made from: no sealed question was drawn with these seeds, and
 the questions for the adapters belong to the tuning part."""
-DEVELOPMENT_COUNT, SEALED_COUNT = 40, 60
+COUNTS = {DEVELOPMENT: 40, SEALED: 60}
 """Questions of each set of ``fusion.py``, at most."""
 
 
@@ -74,38 +73,6 @@ def development(kind: str, sealed: Mapping[str, Any]) -> list[Any]:
     return [parts for parts in specialists.questions(QUESTIONS[kind]) if parts not in kept]
 
 
-def marks_of(world: str, asked: Sequence[Any], path: Path) -> dict[str, str]:
-    """member -> its marks on the development questions, asked now if they are not stored."""
-    import specialists
-    import torch
-
-    from langchain_specfuse.engine import Ensemble
-
-    torch.set_num_threads(1)
-    kind = "lora" if world.startswith("lora") else "tiny"
-    results = json.loads(path.read_text()) if path.exists() else {}
-    rows = results.setdefault(world, {})
-    if kind == "lora":
-        import lora_members
-
-        members: Sequence[Any] = lora_members.members()
-    else:
-        import tiny_members
-
-        members = tiny_members.members(world.partition("-")[0], 2)
-    ensemble = Ensemble(members)
-    ensemble.loaded().result()
-    for name in ensemble.members:
-        row = rows.setdefault(name, {"marks": "", "leads": "", "seconds": 0.0})
-        way = specialists.ALONE + name
-        settings = specialists.settings_of(way, specialists.KINDS[kind].max_tokens)
-        for parts in asked[len(row["marks"].split()) :]:
-            specialists.ask(ensemble, parts, settings, row)
-            path.write_text(json.dumps(results, indent=1) + "\n")
-        print(f"{world}, {name}: {row['marks'].count('1')} right", flush=True)
-    return {name: row["marks"] for name, row in rows.items()}
-
-
 def share(marks: str) -> float:
     """The share of a question's parts that were answered right."""
     return mean(map(int, marks))
@@ -118,8 +85,7 @@ def made_from(
     router, answers = with_router(questions, alone)
     best = best_of(alone)
     ours, theirs = scores_of(answers), scores_of(alone[best])
-    wins = sum(ours[question] > theirs[question] for question in ours)
-    losses = sum(ours[question] < theirs[question] for question in ours)
+    wins, losses, _ = sign_test((ours[question], theirs[question]) for question in ours)
     opened = opens(wins, losses, WAYS)
     print(
         f"{title}: {len(ours)} development questions, router {mean(ours.values()):.3f}, "
@@ -142,48 +108,95 @@ def lead_of(router: Router | None, turns: Sequence[Turn], best: str) -> str:
     return routed(router, turns).lead or best
 
 
-def specialists_study(kind: str, path: Path, with_sealed: bool) -> None:
+class Specialists:
+    """The members of some worlds of ``specialists.json``, and their marks on development
+    questions."""
+
+    def __init__(self, kind: str, path: Path) -> None:
+        import specialists
+
+        stored = json.loads((STUDIES / "specialists.json").read_text())
+        self.worlds = {world: stored[world] for world in WORLDS[kind]}
+        self.asked = {world: development(kind, sealed) for world, sealed in self.worlds.items()}
+        self._path = path
+        self._results = json.loads(path.read_text()) if path.exists() else {}
+        self._rows = {
+            world: specialists.rows_of(
+                specialists.members_in(sealed), self._results.setdefault(world, {})
+            )
+            for world, sealed in self.worlds.items()
+        }
+
+    def plan(self) -> str:
+        """How many questions are left, and how long they take."""
+        import specialists
+
+        lines = []
+        for world, rows in self._rows.items():
+            lines += [f"{world}:", specialists.plan_of(rows, self.asked[world])]
+        return "\n".join(lines)
+
+    def ask(self) -> None:
+        """Ask what was not asked yet. The members are trained if they were not."""
+        import specialists
+        import torch
+
+        from langchain_specfuse.engine import Ensemble
+
+        torch.set_num_threads(1)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        for world, rows in self._rows.items():
+            asked = self.asked[world]
+            if all(specialists.answers_in(row) == len(asked) for row in rows.values()):
+                continue
+            by_way = {specialists.ALONE + name: row for name, row in rows.items()}
+            ensemble = Ensemble(specialists.members_of(world))
+            specialists.ask_all(ensemble, by_way, asked, world, self._store)
+
+    def _store(self) -> None:
+        self._path.write_text(json.dumps(self._results, indent=1) + "\n")
+
+    def alone(self, world: str) -> dict[str, list[Graded]]:
+        """member -> its graded answers to the development questions."""
+        return {
+            name: [
+                Graded("", name, str(n), 0, "", share(part), seconds=0.0)
+                for n, part in enumerate(row["marks"].split())
+            ]
+            for name, row in self._rows[world].items()
+        }
+
+
+def specialists_study(study: Specialists, with_sealed: bool) -> list[Row]:
+    """The rows of the sealed part, if they are wanted."""
     import specialists
 
     marks_routed, others = "", {}
-    stored = json.loads((STUDIES / "specialists.json").read_text())
-    worlds = {world: stored[world] for world in WORLDS[kind]}
-    for world, sealed in worlds.items():
-        asked = development(kind, sealed)
-        marks = marks_of(world, asked, path)
-        alone = {
-            name: [
-                Graded("", name, str(n), 0, "", share(part), seconds=0.0)
-                for n, part in enumerate(row.split())
-            ]
-            for name, row in marks.items()
-        }
+    for world, sealed in study.worlds.items():
+        asked, alone = study.asked[world], study.alone(world)
         labelled = [Question(str(n), turns(parts)) for n, parts in enumerate(asked)]
         router = made_from(labelled, alone, world)
-        if not with_sealed:
-            continue
         best = best_of(alone)
-        for n, parts in enumerate(specialists.questions(sealed["about"]["arguments"])):
-            lead = lead_of(router, turns(parts), best)
-            marks_routed += sealed["ways"][specialists.ALONE + lead]["marks"].split()[n]
-    if with_sealed:
-        for way in next(iter(worlds.values()))["ways"]:
-            rows = "".join(world["ways"][way]["marks"] for world in worlds.values())
-            others[way] = rows.replace(" ", "")
-        show(marks_routed, others)
+        if with_sealed:
+            for n, parts in enumerate(specialists.questions(sealed["about"]["arguments"])):
+                lead = lead_of(router, turns(parts), best)
+                marks_routed += sealed["ways"][specialists.ALONE + lead]["marks"].split()[n]
+    if not with_sealed:
+        return []
+    for way in next(iter(study.worlds.values()))["ways"]:
+        rows = "".join(world["ways"][way]["marks"] for world in study.worlds.values())
+        others[way] = rows.replace(" ", "")
+    return list(table(marks_routed, others))
 
 
-def show(routed: str, others: Mapping[str, str]) -> None:
-    """The router's marks against those of every other way."""
-    print(f"router: {routed.count('1')} of {len(routed)} right")
+def table(routed: str, others: Mapping[str, str]) -> Iterator[Row]:
+    """The router's marks, and those of every other way against it."""
+    yield {"way": "the router", "right": routed.count("1"), "marks": len(routed)}
     for way, marks in others.items():
-        wins = sum(a > b for a, b in zip(routed, marks, strict=True))
-        losses = sum(a < b for a, b in zip(routed, marks, strict=True))
-        name = "knows the labels" if way == "router" else way
-        print(
-            f"  against {name:24} {marks.count('1')} right; wins {wins}, loses {losses}, "
-            f"p = {two_sided(wins, losses):.3g}"
-        )
+        name = "a router that knows the labels" if way == "router" else way
+        row: Row = {"way": name, "right": marks.count("1"), "marks": len(marks)}
+        tested = sign_test(zip(routed, marks, strict=True))
+        yield {**row, "the router against it": tested._asdict()}
 
 
 # --- three models ---------------------------------------------------------------------------------
@@ -196,26 +209,42 @@ class Mixed:
         import fusion
 
         self.sets = fusion.SETS
-        self.members = {
-            file.name: LlamaCppMember(file_of(file), name=file.name, **file.options)
-            for file in fusion.FILES
-        }
+        self.members = {model.name: member_of(model) for model in MODELS.values()}
         self._data, self._folder, self._at_once = data, folder, at_once
+        self._pace = Pace(folder / "pace.json")
 
-    def asked(self, part: str, count: int) -> tuple[list[Question], dict[str, list[Graded]]]:
-        """The questions of a part, and each member's graded answers."""
+    def plan(self, parts: Sequence[str]) -> str:
+        """How many answers of these parts are left, and how long they take."""
+        left: Counter[str] = Counter()
+        for part in parts:
+            for name, plan in self._plans(part).items():
+                results = Results(self._folder / part / name)
+                for what, single in single_plans(name, plan):
+                    left[what] += len(keys_left(single, results))
+        return "\n".join(forecast(left, self._pace.seconds_each))
+
+    def asked(self, part: str) -> tuple[list[Question], dict[str, list[Graded]]]:
+        """The questions of a part, and each member's graded answers. Asks what was not asked
+        yet."""
         questions: list[Question] = []
         answers: list[Graded] = []
-        for name in self.sets:
-            new, graded = self._set(name, part, count)
-            questions += new
-            answers += graded
+        for name, plan in self._plans(part).items():
+            with Results(self._folder / part / name) as results:
+                for what, single in single_plans(name, plan):
+                    ask_plan(what, single, results, self._pace)
+                    answers += results.answers(ask.key for ask in single.asks(single.systems[0]))
+            questions += plan.task.questions
         grouped = by_system(answers)
         return questions, {name: grouped[name] for name in self.members}
 
-    def _set(self, name: str, part: str, count: int) -> tuple[Sequence[Question], list[Graded]]:
-        cases = {case.id: case for case in spread(self.sets[name].cases(part, self._data), count)}
-        questions = tuple(Question(case.id, (Turn("user", case.text),)) for case in cases.values())
+    def _plans(self, part: str) -> dict[str, Plan]:
+        """The plan of each set."""
+        return {name: self._plan(name, part) for name in self.sets}
+
+    def _plan(self, name: str, part: str) -> Plan:
+        chosen = spread(self.sets[name].cases(part, self._data), COUNTS[part])
+        cases = {case.id: case for case in chosen}
+        questions = tuple(Question(case.id, (Turn("user", case.text),)) for case in chosen)
 
         def grade(question: Question, answer: str) -> Grade:
             return Grade(float(cases[question.id].grade(answer).right))
@@ -223,19 +252,18 @@ class Mixed:
         task = Task(f"routing {part} {name}", questions, grade, mark="1")
         settings = Settings(max_tokens=self.sets[name].max_tokens)
         singles = tuple(System(member, (member,), settings) for member in self.members)
-        plan = Plan(task, singles, self.members, at_once=self._at_once)
-        with Results(self._folder / part / name) as results:
-            answers = run(plan, results, watch=Progress(sys.stderr))
-        return questions, answers
+        return Plan(task, singles, self.members, at_once=self._at_once)
 
 
-def mixed_study(mixed: Mixed, with_sealed: bool) -> None:
-    questions, alone = mixed.asked(DEVELOPMENT, DEVELOPMENT_COUNT)
+def mixed_study(mixed: Mixed, with_sealed: bool) -> list[Row]:
+    """The rows of the sealed part, if they are wanted."""
+    questions, alone = mixed.asked(DEVELOPMENT)
     router = made_from(questions, alone, "mixed")
     if not with_sealed:
-        return
+        return []
+    print(mixed.plan([SEALED]), flush=True)  # the pace is known now
     best = best_of(alone)
-    questions, sealed = mixed.asked(SEALED, SEALED_COUNT)
+    questions, sealed = mixed.asked(SEALED)
     scores = {name: scores_of(graded) for name, graded in sealed.items()}
     passes = {
         name: {answer.question: answer.passes for answer in graded}
@@ -246,32 +274,32 @@ def mixed_study(mixed: Mixed, with_sealed: bool) -> None:
     others = {
         name: "".join(str(int(own[item.id])) for item in questions) for name, own in scores.items()
     }
-    show(routed, others)
     used = sum(passes[lead][question] for question, lead in leads.items())
-    print(f"passes: {used / max(sum(passes[best].values()), 1):.2f} times those of {best} alone")
+    share = round(used / max(sum(passes[best].values()), 1), 3)
+    first, *rows = table(routed, others)
+    return [{**first, f"passes, in those of {best} alone": share}, *rows]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__, at_once=1)
     parser.add_argument("study", choices=("specialists", "mixed"))
     parser.add_argument("--members", choices=QUESTIONS, default="lora")
-    parser.add_argument("--data", type=Path, help="the folder of the sets that are not made here")
-    parser.add_argument("--folder", type=Path, default=Path("specfuse-study/routing"))
-    parser.add_argument("--threads", type=int, default=1, help="of each member")
-    parser.add_argument(
-        "--at-once", type=int, default=1, help="questions that are asked in parallel"
-    )
-    parser.add_argument("--table", action="store_true", help="also show the sealed part")
-    options = parser.parse_args()
-    os.environ["OMP_NUM_THREADS"] = str(options.threads)
+    parser.set_defaults(threads=1)
+    options = parsed(parser)
+    folder = options.folder / "routing"
     if options.study == "specialists":
-        return specialists_study(options.members, STUDIES / "routing.json", options.table)
-    if options.data is None:
-        parser.error("--data is missing: the folder of the sets that are not made here")
-    mixed = Mixed(options.data, options.folder, options.at_once)
-    return mixed_study(mixed, options.table)
+        specialists = Specialists(options.members, folder / "specialists.json")
+        print(specialists.plan(), flush=True)
+        if options.plan:
+            return
+        specialists.ask()
+        rows = specialists_study(specialists, options.table)
+        return show(rows, options.out, f"specialists, {options.members}")
+    need(parser, options, "data")
+    mixed = Mixed(options.data, folder, options.at_once)
+    print(mixed.plan(PARTS if options.table else [DEVELOPMENT]), flush=True)
+    if not options.plan:
+        show(mixed_study(mixed, options.table), options.out, "mixed")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import math
 import random
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -31,14 +31,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 import lora_members
 import tiny_members
 import torch
-from common import about, arguments, query, save, text_of
+from command import stoppable
+from common import about, answered, arguments, save, text_of
 from common import question as turns_of
+from forecast import forecast
+from rows import sign_test
 from skills import ASKED, LORA, Part, part, question, right
 
 from langchain_specfuse.core.options import Method, Settings
 from langchain_specfuse.core.round import Round
 from langchain_specfuse.engine import Ensemble
-from langchain_specfuse.evaluation.comparison import two_sided
 
 LEADS_BY = 4
 ALONE = "alone: "
@@ -70,6 +72,15 @@ KINDS = {
     "tiny": Kind(ASKED, 3, 160, tuple(WAYS)),
     "lora": Kind(LORA, 2, 100, ("ours", "both as published"), "tuning", "sealed"),
 }
+
+
+def kind_of(world: str) -> str:
+    return "lora" if world.startswith("lora") else "tiny"
+
+
+def members_in(world: Mapping[str, Any]) -> list[str]:
+    """The names of the members of stored results."""
+    return [way.removeprefix(ALONE) for way in world["ways"] if way.startswith(ALONE)]
 
 
 def questions(options: Mapping[str, Any]) -> list[tuple[Part, ...]]:
@@ -112,11 +123,50 @@ def settings_of(way: str, max_tokens: int) -> Settings:
 def ask(ensemble: Ensemble, parts: Sequence[Part], settings: Settings, row: dict[str, Any]) -> None:
     """Ask a question, and add to the row of a way which parts of the answer are right."""
     since = time.perf_counter()
-    rounds = list(ensemble.rounds(query(turns_of(question(parts))), settings))
+    rounds = answered(ensemble, turns_of(question(parts)), settings)
     marks = "".join(str(int(mark)) for mark in right(parts, text_of(rounds)))
     row["marks"] = f"{row['marks']} {marks}".lstrip()
     row["leads"] += str(int(leads(parts, rounds))) if len(parts) == 1 else ""
     row["seconds"] = round(row["seconds"] + time.perf_counter() - since, 1)
+
+
+def rows_of(ways: Iterable[str], rows: dict[str, Any]) -> dict[str, Any]:
+    """The row of each way: stored, or new."""
+    return {way: rows.setdefault(way, {"marks": "", "leads": "", "seconds": 0.0}) for way in ways}
+
+
+def answers_in(row: Mapping[str, Any]) -> int:
+    """How many questions of a row are answered."""
+    return len(row["marks"].split())
+
+
+def plan_of(rows: Mapping[str, Any], asked: Sequence[Any]) -> str:
+    """How many questions are left in each way, and how long they take."""
+    left = {way: len(asked) - answers_in(row) for way, row in rows.items()}
+
+    def seconds_each(way: str) -> float | None:
+        answers = answers_in(rows[way])
+        return rows[way]["seconds"] / answers if answers else None
+
+    return "\n".join(forecast(left, seconds_each))
+
+
+def ask_all(
+    ensemble: Ensemble,
+    rows: Mapping[str, Any],
+    asked: Sequence[tuple[Part, ...]],
+    world: str,
+    store: Callable[[], None],
+) -> None:
+    """Ask in every way what was not asked in it yet. ``store`` is called after each answer."""
+    ensemble.loaded().result()
+    for way, row in rows.items():
+        settings = settings_of(way, KINDS[kind_of(world)].max_tokens)
+        with stoppable(f"{world}, {way}"):
+            for parts in asked[answers_in(row) :]:
+                ask(ensemble, parts, settings, row)
+                store()
+        print(f"{world}, {way}: {row['marks'].count('1')} right", flush=True)
 
 
 def routed(world: Mapping[str, Any]) -> str:
@@ -138,12 +188,20 @@ def table(worlds: Mapping[str, Any]) -> None:
 
     ours = marks("ours")
     for way in next(iter(worlds.values()))["ways"]:
-        wins = sum(a > b for a, b in zip(ours, marks(way), strict=True))
-        losses = sum(a < b for a, b in zip(ours, marks(way), strict=True))
+        wins, losses, p = sign_test(zip(ours, marks(way), strict=True))
         print(
             f"{way:24} {marks(way).count('1')} of {len(ours)} right; ours wins {wins}, "
-            f"loses {losses}, p = {two_sided(wins, losses):.3g}"
+            f"loses {losses}, p = {p:.3g}"
         )
+
+
+def members_of(world: str) -> Sequence[Any]:
+    """The members of a world, such as ``lora-1`` or ``vague-2``. They are trained first if they were
+    not."""
+    if kind_of(world) == "lora":
+        return lora_members.members()
+    mode, _, seed = world.partition("-")
+    return tiny_members.members(mode, int(seed))
 
 
 def main() -> None:
@@ -164,28 +222,21 @@ def main() -> None:
     torch.set_num_threads(1)
     results = json.loads(options.out.read_text()) if options.out.exists() else {}
     if options.table:
-        lora = options.members == "lora"
-        chosen = {name: results[name] for name in sorted(results)}
-        return table(
-            {name: world for name, world in chosen.items() if name.startswith("lora") == lora}
-        )
+        names = [name for name in sorted(results) if kind_of(name) == options.members]
+        return table({name: results[name] for name in names})
     if options.members == "tiny":
         name = f"{options.mode}-{options.seed}"
-        members: Sequence[Any] = tiny_members.members(options.mode, options.seed)
         sizes = tiny_members.sizes(options.mode, options.seed)
     else:
-        name = f"lora-{options.seed}"
-        members, sizes = lora_members.members(), lora_members.sizes()
+        name, sizes = f"lora-{options.seed}", lora_members.sizes()
+    members = members_of(name)
     world = results.setdefault(name, {"ways": {}, "members": sizes, "about": about(options)})
     kind, asked = KINDS[options.members], questions(vars(options))
     ensemble = Ensemble(members)
-    ensemble.loaded().result()
-    for way in (*kind.ways, *(ALONE + member for member in ensemble.members)):
-        row = world["ways"].setdefault(way, {"marks": "", "leads": "", "seconds": 0.0})
-        for parts in asked[len(row["marks"].split()) :]:
-            ask(ensemble, parts, settings_of(way, kind.max_tokens), row)
-            save(options.out, results)
-        print(f"{way}: {row['marks'].count('1')} right", flush=True)
+    ways = (*kind.ways, *(ALONE + member for member in ensemble.members))
+    rows = rows_of(ways, world["ways"])
+    print(plan_of(rows, asked), flush=True)
+    ask_all(ensemble, rows, asked, name, lambda: save(options.out, results))
     world["ways"]["router"] = {"marks": routed(world)}
     save(options.out, results)
     return None
