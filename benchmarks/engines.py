@@ -5,7 +5,7 @@ the likeliest is taken; the same weights in transformers, in float32. Measured a
 second of the whole answer, and when its first text is there. The answer of a member alone is
 compared with llama-server's.
 
-    python benchmarks/engines.py [--repeats 3] [--tokens 128] [--tiny]
+    python benchmarks/engines.py [--repeats 3] [--tokens 96] [--tiny]
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def compared(size: str, repeats: int, tokens: int) -> dict[str, Any]:
 
 def main() -> None:
     given = arguments(
-        __file__, __doc__, tiny={"repeats": 1, "tokens": 16}, repeats=3, tokens=128
+        __file__, __doc__, tiny={"repeats": 1, "tokens": 16}, repeats=3, tokens=96
     ).parse_args()
     sizes = ["small"] if given.tiny else list(ENSEMBLES)
     report(

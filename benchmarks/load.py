@@ -5,7 +5,7 @@ questions in the time of one answer alone; times are multiples of those of quest
 one. Then one question of thousands of tokens arrives while others are answered. The clock jumps to
 the next arrival when there is nothing to do.
 
-    python benchmarks/load.py [--arrivals 60] [--long 4000] [--seed 0] [--tiny]
+    python benchmarks/load.py [--arrivals 40] [--long 4000] [--seed 0] [--tiny]
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ async def measured(load: Load, arrivals: int, tokens: int) -> dict[str, Any]:
 
 def main() -> None:
     tiny = {"arrivals": 2, "long": 300}
-    given = arguments(__file__, __doc__, tiny=tiny, arrivals=60, long=4000, seed=0).parse_args()
+    given = arguments(__file__, __doc__, tiny=tiny, arrivals=40, long=4000, seed=0).parse_args()
     load = Load(given.seed)
     found = asyncio.run(measured(load, given.arrivals, given.long))
     report(

@@ -1,10 +1,10 @@
 """How fast one model writes beside other work, by the number of its threads.
 
-The larger model of a demo ensemble answers one question; beside it none, one or two processes keep
-a core busy each. Measured are the tokens a second with each number of threads and with the default,
-which finds the number by measuring. Ways are run in turns, in processes of their own.
+The larger model of a demo ensemble answers one question; beside it none to ``--busy`` processes
+keep a core busy each. Measured are the tokens a second with each number of threads and with the
+default, which finds the number by measuring. Ways are run in turns, in processes of their own.
 
-    python benchmarks/threads.py [--repeats 3] [--tokens 100] [--busy 2] [--small] [--tiny]
+    python benchmarks/threads.py [--repeats 3] [--tokens 80] [--busy 1] [--small] [--tiny]
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def speed(size: str, use: int | None, tokens: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = arguments(
-        __file__, __doc__, repeats=3, tokens=100, busy=2, tiny={"repeats": 1, "tokens": 12}
+        __file__, __doc__, repeats=3, tokens=80, busy=1, tiny={"repeats": 1, "tokens": 12}
     )
     parser.add_argument("--small", action="store_true", help="the larger model of the small demo")
     given = parser.parse_args()
