@@ -10,12 +10,12 @@ export PYTHON QUESTION
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-rest test-all engine check fix docs bench wheel clean
+.PHONY: help install demo test test-rest test-long test-serving test-newest test-python test-all engine check fix docs bench wheel clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
 	@echo "usage: make TARGET"
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' Makefile | awk -F'|' '{ printf "%-13s%s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' Makefile | awk -F'|' '{ printf "%-15s%s\n", $$1, $$2 }'
 
 install: .venv/.ready ## create .venv with everything that development needs
 	@echo "ready: .venv"
@@ -28,11 +28,21 @@ demo: .venv-demo/.ready ## watch real models vote, keep a rule and survive a fai
 test: .venv/.ready ## run the tests, real models included: about seven minutes on two cores
 	scripts/pytest -m "not long and not serving"
 
-test-rest: .venv/.ready ## run what `make test` leaves out: long tests, real engines (`make engine` first) and Ray clusters
+test-rest: test-long test-serving ## run what `make test` leaves out
+
+test-long: .venv/.ready ## run the tests that take minutes
 	scripts/pytest -m "long and not serving"
+
+test-serving: .venv/.ready ## run the tests of real engines (`make engine` first) and of Ray clusters
 	scripts/test-serving
 
-test-all: test test-rest ## run every test
+test-newest: .venv/.ready ## run tests of the interfaces to LangChain and llama.cpp with their newest versions
+	scripts/test-newest
+
+test-python: .venv/.ready ## run quick tests under the newest supported Python, if it is newer and installed
+	scripts/test-python
+
+test-all: test test-rest ## run every test with the versions of .venv
 
 engine: ## install vLLM for the CPU for `make test-rest`, unless an engine is there: 3 GB, two minutes
 	scripts/engine
