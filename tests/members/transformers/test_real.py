@@ -8,13 +8,10 @@ import pytest
 
 from langchain_specfuse.core.options import Method, Settings
 from langchain_specfuse.core.values import (
-    Candidate,
     Constraint,
     DraftJob,
     Query,
     Sampling,
-    ScoreJob,
-    Segment,
     Turn,
 )
 from langchain_specfuse.demo import GEMMA, SMOLLM2
@@ -52,7 +49,7 @@ def members():
     return by_name
 
 
-@pytest.mark.parametrize("name", [NAMES[0], pytest.param(NAMES[1], marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", NAMES)
 def test_alone_it_writes_what_generate_writes(members, name):
     member, query = members[name], tiny.query(QUESTIONS[1])
     expected = tiny.greedy(member, query, 24)
@@ -64,35 +61,12 @@ def test_alone_it_writes_what_generate_writes(members, name):
     assert len(tokens) == len(expected) or rounds[-1].finish == "stop"
 
 
-@pytest.mark.parametrize("name", [NAMES[0], pytest.param(NAMES[1], marks=pytest.mark.long)])
-def test_every_reply_equals_one_without_a_cache(members, name):
-    compared = tiny.Compared(members[name])
-    other = next(candidate for key, candidate in members.items() if key != name)
+def test_every_reply_equals_one_without_a_cache(members):
+    compared, other = tiny.Compared(members[NAMES[0]]), members[NAMES[1]]
     tiny.relayed([compared, other], tiny.query(QUESTIONS[0]), 3, turns=1)
     constraint = Constraint("json_schema", json.dumps(PERSON))
     tiny.relayed([compared, other], tiny.query(QUESTIONS[0], constraint=constraint), 4, turns=1)
     assert compared.count >= 3 and compared.worst < NEAR
-
-
-@pytest.mark.long
-def test_texts_longer_than_gemmas_sliding_window_are_read_correctly(members):
-    member, other = members[NAMES[1]], members[NAMES[0]]
-    query = tiny.query("The air scatters blue light more than red light. " * 50)
-    assert member.token_count(query.turns) > 512
-    (draft,), (foreign,) = (
-        each.draft([DraftJob(query, (), 4, 30, Sampling())]) for each in (member, other)
-    )
-    answer = (Segment(draft.text, tokens={member.name: draft.tokens}), Segment(foreign.text))
-    job = ScoreJob(
-        query,
-        answer,
-        (Candidate(" the air, and so on", False, ("x",)), Candidate("", True, ("y",))),
-    )
-    (cached,), (fresh,) = member.score([job]), tiny.uncached(member).score([job])
-    assert cached.effort.read < 40
-    assert tiny.difference(cached, fresh) < NEAR
-    for each in (member, other):
-        each.forget(query.id)
 
 
 def test_same_replies_alone_or_in_a_crowd_with_and_without_constraints(members):
