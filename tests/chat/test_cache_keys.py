@@ -86,11 +86,11 @@ def test_different_functions_never_share_a_key(at_call: bool) -> None:
 def test_the_key_of_a_deleted_function_is_never_reused() -> None:
     """Python soon reuses the address of a deleted object."""
     keys = set()
-    for _ in range(50):
+    for _ in range(10):
         keys.add(key(letter_at(0)))
         keys.add(key(Letter(0)))
         gc.collect()
-    assert len(keys) == 100
+    assert len(keys) == 20
 
 
 GRADES = """

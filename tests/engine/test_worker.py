@@ -14,7 +14,7 @@ from langchain_specfuse.core.values import Failure
 from langchain_specfuse.engine import worker as worker_module
 from langchain_specfuse.engine.worker import QueuedJob, Worker, worker_for
 
-from .conftest import PATIENCE_S, until, worker_threads
+from .conftest import PATIENCE_S, our_threads, until
 
 STILL_BUSY = Failure("timeout", "still busy with an earlier call that took too long")
 
@@ -304,5 +304,5 @@ def test_a_closed_worker_drops_jobs_and_late_replies_and_lets_the_running_batch_
     assert member.running == 0
     after = ask(worker, member, 3)
     slow.gate.set()
-    assert until(lambda: not worker_threads())
+    assert until(lambda: f"specfuse-{device}" not in our_threads()), our_threads()
     assert (running, waiting, after, len(member.batches), len(late)) == ([], [], [], 1, 1)

@@ -26,7 +26,8 @@ from langchain_specfuse.demo import GEMMA, SMOLLM2, DemoFile, file_of
 from langchain_specfuse.members.folders import cache_folder
 
 MODEL = "smollm2"
-READY_S = 180.0
+READY_S = 600.0
+"""vLLM starts in half a minute on idle cores, and in several minutes on busy ones."""
 MISSING = {
     "vllm": "no vLLM: name the Python of an environment that has it in SPECFUSE_VLLM_PYTHON",
 }

@@ -120,7 +120,7 @@ def test_a_model_in_this_process_continues_where_the_engine_of_the_lead_is_gone(
     lead = hosted() if kind == "chat" else ServerMember(engine.url, engines.MODEL, name="hosted")
     spare = LlamaCppMember(file_of(SMOLLM2), name="spare")
     llm = SpecFuseChatModel(
-        members=[lead, spare], lead="hosted", segment_tokens=4, max_tokens=48, member_timeout=20.0
+        members=[lead, spare], lead="hosted", segment_tokens=4, max_tokens=48, member_timeout=10.0
     )
     stream = llm.stream("Describe a lighthouse in three sentences.")
     text = "".join(str(next(stream).text) for _ in range(3))
