@@ -41,7 +41,7 @@ class Case:
 
 
 def hashed(text: str) -> str:
-    """A hash that decides about questions in an order that no one has chosen."""
+    """A hash that splits and orders questions, so that nobody chooses them."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 

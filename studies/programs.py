@@ -33,7 +33,13 @@ def program_in(answer: str) -> str:
 
 def passes(setup: str, tests: list[str], answer: str) -> Grade:
     """Right if the program passes all tests."""
-    program = "\n".join([setup, program_in(answer), *tests])
+    fault = fault_of("\n".join([setup, program_in(answer), *tests]), TIMEOUT_S)
+    return Grade(not fault, fault)
+
+
+def fault_of(program: str, timeout_s: float) -> str:
+    """The name of the error with which a program ends that runs alone in an empty folder; empty if
+    there is none."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             done = subprocess.run(
@@ -45,14 +51,14 @@ def passes(setup: str, tests: list[str], answer: str) -> Grade:
                 stderr=subprocess.PIPE,
                 text=True,
                 errors="replace",
-                timeout=TIMEOUT_S,
+                timeout=timeout_s,
             )
         except (subprocess.TimeoutExpired, ValueError) as error:
-            return Grade(False, type(error).__name__)
+            return type(error).__name__
     if done.returncode == 0:
-        return Grade(True)
+        return ""
     last = done.stderr.strip().splitlines()[-1:] or [f"exit {done.returncode}"]
-    return Grade(False, re.match(r"\w*", last[0])[0] or "error")  # type: ignore[index]
+    return re.match(r"\w*", last[0])[0] or "error"  # type: ignore[index]
 
 
 def same_program(answer: str) -> Hashable:

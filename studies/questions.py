@@ -10,16 +10,15 @@ IFEval.
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import random
 import re
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+from cases import hashed
+from programs import fault_of
 
 from langchain_specfuse.core.results import RESULTS
 from langchain_specfuse.core.values import Turn
@@ -30,7 +29,7 @@ PARTS = ("tune", "calibrate", "sealed")
 
 def part_of(text: str) -> str:
     """The part that a question belongs to. Its hash decides, so other questions do not matter."""
-    return PARTS[int(hashlib.sha256(text.encode()).hexdigest(), 16) % 3]
+    return PARTS[int(hashed(text), 16) % 3]
 
 
 def asked(names: list[str], part: str, count: int, folder: Path) -> tuple[Question, ...]:
@@ -109,22 +108,8 @@ def runs(question: Question, answer: str) -> Grade:
     if f"def {known['entry_point']}" not in written:
         # only a body
         program = program.replace(known["prompt"] + "\n" + written, known["prompt"] + written)
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            done = subprocess.run(
-                [sys.executable, "-I", "-c", program],
-                cwd=folder,
-                capture_output=True,
-                text=True,
-                timeout=15,
-            )
-        except subprocess.TimeoutExpired:
-            return Grade(0.0, "out of time")
-    return (
-        Grade(1.0)
-        if done.returncode == 0
-        else Grade(0.0, done.stderr.strip().splitlines()[-1][:60])
-    )
+    fault = fault_of(program, timeout_s=15)
+    return Grade(float(not fault), fault)
 
 
 # --- instructions ---------------------------------------------------------------------------------
