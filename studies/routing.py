@@ -133,7 +133,9 @@ class Specialists:
 
         lines = []
         for world, rows in self._rows.items():
-            lines += [f"{world}:", specialists.plan_of(rows, self.asked[world])]
+            sealed = self.worlds[world]["ways"]
+            similar = {name: sealed[specialists.ALONE + name] for name in rows}
+            lines += [f"{world}:", specialists.plan_of(rows, self.asked[world], similar)]
         return "\n".join(lines)
 
     def ask(self) -> None:

@@ -140,13 +140,18 @@ def answers_in(row: Mapping[str, Any]) -> int:
     return len(row["marks"].split())
 
 
-def plan_of(rows: Mapping[str, Any], asked: Sequence[Any]) -> str:
-    """How many questions are left in each way, and how long they take."""
+def plan_of(
+    rows: Mapping[str, Any], asked: Sequence[Any], similar: Mapping[str, Any] | None = None
+) -> str:
+    """How many questions are left in each way, and how long they take. ``similar``: rows with the
+    pace of ways that were not asked yet."""
     left = {way: len(asked) - answers_in(row) for way, row in rows.items()}
 
     def seconds_each(way: str) -> float | None:
-        answers = answers_in(rows[way])
-        return rows[way]["seconds"] / answers if answers else None
+        for row in (rows[way], (similar or {}).get(way)):
+            if row and row["marks"]:
+                return float(row["seconds"] / answers_in(row))
+        return None
 
     return "\n".join(forecast(left, seconds_each))
 
