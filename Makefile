@@ -25,13 +25,13 @@ demo: export DEMO := $(DEMO)
 demo: .venv-demo/.ready ## watch real models vote, keep a rule and survive a failure (QUESTION="..." asks one question, DEMO=small is light)
 	@.venv-demo/bin/langchain-specfuse $(if $(QUESTION),--yes --lead none "$$QUESTION",demo --yes)
 
-test: .venv/.ready ## run the tests, real models included: about seven minutes on two cores
+test: .venv/.ready ## run the tests, real models included: about eight minutes on two cores
 	scripts/pytest -m "not long and not serving"
 
 test-rest: test-long test-serving ## run what `make test` leaves out
 
 test-long: .venv/.ready ## run the tests that take minutes
-	scripts/pytest -m "long and not serving"
+	scripts/pytest -m "long and not serving" `grep -rlE "mark\.long|three_first" tests --include="test_*.py"`
 
 test-serving: .venv/.ready ## run the tests of real engines (`make engine` first) and of Ray clusters
 	scripts/test-serving

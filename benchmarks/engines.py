@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import time
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -50,6 +51,7 @@ MEASURES = (
 Ways = dict[str, dict[str, Any]]
 """``alone NAME``, ``server NAME``, ``led NAME`` (the default, if there is a lead), ``all`` (all
 draft), ``whole``, ``servers`` or ``transformers``: the answer and its times."""
+Part = Callable[[str, int], Ways]
 
 
 def written(members: list[Any], settings: Settings) -> dict[str, Any]:
@@ -157,13 +159,15 @@ FAST, SLOW = (
 )
 """Parts that are measured several times, and once. The larger model would take 6 GB and minutes in
 transformers."""
+TINY = {"small": (members_on_servers,)}
+"""The parts of ``--tiny`` that are measured once."""
 
 
-def compared(size: str, repeats: int, tokens: int) -> dict[str, Any]:
+def compared(size: str, slow: Sequence[Part], repeats: int, tokens: int) -> dict[str, Any]:
     """Each part in turn, in a process of its own; the medians of each way."""
     runs = defaultdict[str, list[dict[str, Any]]](list)
     for at in range(repeats):
-        for part in FAST if at else (*FAST, *SLOW[size]):
+        for part in FAST if at else (*FAST, *slow):
             for way, found in apart(part, size, tokens).items():
                 print(f"{size}: {way}: {found['tokens_per_second']:.1f} tokens/s", flush=True)
                 runs[way].append(found)
@@ -178,13 +182,11 @@ def main() -> None:
     given = arguments(
         __file__, __doc__, tiny={"repeats": 1, "tokens": 16}, repeats=3, tokens=96
     ).parse_args()
-    sizes = ["small"] if given.tiny else list(ENSEMBLES)
-    report(
-        __file__,
-        given,
-        MEASURES,
-        {"ensembles": {size: compared(size, given.repeats, given.tokens) for size in sizes}},
-    )
+    slow = TINY if given.tiny else SLOW
+    ensembles = {
+        size: compared(size, parts, given.repeats, given.tokens) for size, parts in slow.items()
+    }
+    report(__file__, given, MEASURES, {"ensembles": ensembles})
 
 
 if __name__ == "__main__":

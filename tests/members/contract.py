@@ -64,9 +64,6 @@ class MemberContract:
     """One test for each promise."""
 
     tolerance = 1e-4
-    alike = 1.0
-    """At least this part of the drafts is the same in a crowd. Below 1 only where an engine rounds
-    otherwise there."""
     settles = True
     """Whether it never drafts more tokens than ``segment_tokens`` unless it finds no place to
     cut."""
@@ -215,10 +212,8 @@ class MemberContract:
             for at, (job, draft) in enumerate(zip(plain, free, strict=True))
         ]
         together = member.draft(jobs)
-        pairs = [(reply, drafted(other, job)) for job, reply in zip(jobs, together, strict=True)]
-        alike = [pair for pair in pairs if pair[0].text == pair[1].text]
-        assert len(alike) >= len(jobs) * self.alike, len(alike)
-        assert all(same(*pair, self.tolerance) for pair in alike)
+        for job, reply in zip(jobs, together, strict=True):
+            assert same(reply, drafted(other, job), self.tolerance)
 
     @pytest.mark.parametrize("temperature", [0.0, 1.0])
     def test_a_draft_that_was_cut_continues_as_it_would_in_a_new_member(
@@ -292,10 +287,8 @@ class MemberContract:
         together = ready(make_member).draft(jobs)
         other = ready(make_member)
         assert len(together) == len(jobs)
-        pairs = [(reply, drafted(other, job)) for job, reply in zip(jobs, together, strict=True)]
-        alike = [pair for pair in pairs if pair[0].text == pair[1].text]
-        assert len(alike) >= len(jobs) * self.alike, len(alike)
-        assert all(same(*pair, self.tolerance) for pair in alike)
+        for job, reply in zip(jobs, together, strict=True):
+            assert same(reply, drafted(other, job), self.tolerance)
 
     def test_scores_of_a_batch_are_those_of_each_alone(
         self, make_member: Callable[[], Member]

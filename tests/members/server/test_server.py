@@ -128,7 +128,7 @@ def test_completions_that_echo_give_the_numbers_of_the_same_weights_in_this_proc
     served = ServerMember(server.url, tokenizer=smollm2[1], name="m")
     assert served.probe().scores
     there, expected = (
-        tiny.answered([member], tiny.query(id="q"), Settings(max_tokens=16))
+        tiny.answered([member], tiny.query(id="q"), Settings(max_tokens=8))
         for member in (served, here)
     )
     assert tiny.tokens_of(there, "m") == tiny.tokens_of(expected, "m")
