@@ -35,6 +35,7 @@ from langchain_specfuse.chat.routing import routed
 from langchain_specfuse.core.options import Settings
 from langchain_specfuse.core.routing import Router
 from langchain_specfuse.core.values import Turn
+from langchain_specfuse.engine import Ensemble
 from langchain_specfuse.evaluation import Graded, Plan, Results, System, Task
 from langchain_specfuse.evaluation.comparison import by_system, mean, scores_of
 from langchain_specfuse.evaluation.doctor import with_router
@@ -143,8 +144,6 @@ class Specialists:
         import specialists
         import torch
 
-        from langchain_specfuse.engine import Ensemble
-
         torch.set_num_threads(1)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         for world, rows in self._rows.items():
@@ -219,17 +218,25 @@ class Mixed:
         """How many answers of these parts are left, and how long they take."""
         left: Counter[str] = Counter()
         for part in parts:
-            for name, plan in self._plans(part).items():
-                results = Results(self._folder / part / name)
-                for what, single in single_plans(name, plan):
-                    left[what] += len(keys_left(single, results))
+            left.update(self._left(part))
         return "\n".join(forecast(left, self._pace.seconds_each))
+
+    def _left(self, part: str) -> dict[str, int]:
+        """How many answers are left, by what is asked."""
+        left = {}
+        for name, plan in self._plans(part).items():
+            results = Results(self._folder / part / name)
+            for what, single in single_plans(name, plan):
+                left[what] = len(keys_left(single, results))
+        return left
 
     def asked(self, part: str) -> tuple[list[Question], dict[str, list[Graded]]]:
         """The questions of a part, and each member's graded answers. Asks what was not asked
         yet."""
         questions: list[Question] = []
         answers: list[Graded] = []
+        if any(self._left(part).values()):
+            Ensemble(list(self.members.values())).loaded().result()  # before the clock runs
         for name, plan in self._plans(part).items():
             with Results(self._folder / part / name) as results:
                 for what, single in single_plans(name, plan):
