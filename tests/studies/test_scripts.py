@@ -12,6 +12,7 @@ import pytest
 
 from langchain_specfuse import ScriptedMember
 from langchain_specfuse.core.values import Turn
+from langchain_specfuse.engine import Ensemble
 from langchain_specfuse.evaluation import Question
 
 STUDIES = Path(__file__).parents[2] / "studies"
@@ -20,7 +21,10 @@ STUDIES = Path(__file__).parents[2] / "studies"
 @pytest.mark.long
 @pytest.mark.parametrize(
     "script",
-    ["compare", "decisions", "fusion", "lead", "paper", "routing", "specialists", "transcripts"],
+    [
+        *("checked", "compare", "decisions", "fusion", "lead", "paper", "routing"),
+        *("specialists", "transcripts"),
+    ],
 )
 def test_a_script_says_what_its_arguments_are(script, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [script, "--help"])
@@ -36,6 +40,26 @@ def test_the_questions_of_the_recorded_results_are_drawn_again():
     worlds = json.loads((STUDIES / "specialists.json").read_text())
     for world in worlds.values():
         assert specialists.routed(world) == world["ways"]["router"]["marks"]
+
+
+@pytest.mark.long
+def test_a_stopped_run_of_specialists_continues():
+    import specialists
+
+    asked = specialists.questions({"members": "tiny", "seed": 102, "singles": 2, "mixed": 1})
+    members = [ScriptedMember("I do not know.", name=name) for name in ("sums", "turning")]
+    rows = specialists.rows_of(["ours", f"{specialists.ALONE}sums"], {})
+
+    def store():
+        if specialists.answers_in(rows["ours"]) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit):
+        specialists.ask_all(Ensemble(members), rows, asked, "vague-1", store)
+    plan = specialists.plan_of(rows, asked).splitlines()
+    assert plan[0].startswith("ours: 6 answers") and plan[1].startswith("alone: sums: 9 answers")
+    specialists.ask_all(Ensemble(members), rows, asked, "vague-1", lambda: None)
+    assert [specialists.answers_in(row) for row in rows.values()] == [9, 9]
 
 
 def test_rules_are_compared_with_the_lead_and_a_stopped_run_continues(tmp_path):
