@@ -481,7 +481,7 @@ def checks_short(results: Mapping[str, Result]) -> str:
             (
                 f"{label}, of {ways['lead']['questions']}",
                 ways["lead"][key],
-                _with_passes(ways.get("retries"), key, "{}"),
+                _asked_again(ways, key),
                 _with_passes(ways["checked"], key, "**{}**"),
             )
         )
@@ -511,9 +511,16 @@ def _price(results: Mapping[str, Result]) -> str:
     return textwrap.fill(price, 130)
 
 
-def _with_passes(row: Result | None, key: str, form: str) -> str:
+def _asked_again(ways: Mapping[str, Any], key: str) -> str:
+    """Without a row: not asked. With fewer questions than the lead, the row says how many."""
+    row = ways.get("retries")
     if row is None:
         return "not asked"
+    fewer = row["questions"] < ways["lead"]["questions"]
+    return _with_passes(row, key, f"{{}} of {row['questions']}" if fewer else "{}")
+
+
+def _with_passes(row: Result, key: str, form: str) -> str:
     return f"{form.format(row[key])} ({row['passes']:.2g}×)"
 
 
