@@ -370,7 +370,7 @@ def table(name: str, answers: Sequence[Answer]) -> Iterator[dict[str, Any]]:
             row: dict[str, Any] = {"way": way, "kind": kind or "all"}
             row |= numbers(name, [own[q] for q in chosen], [lead[q] for q in chosen])
             if not kind:
-                for other in (LEAD, EQUAL, RETRIES, "samples"):
+                for other in (LEAD, EQUAL, RETRIES, "samples", "checked"):
                     if other in by_way and other != way:
                         row[f"against {other}"] = against(name, own, by_way[other], lead)
             yield row
