@@ -51,7 +51,7 @@ check: .venv/.ready ## check style, types and which folder imports which
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
-	.venv/bin/python -m pytest -q tests/test_layers.py
+	.venv/bin/python -m pytest -q tests/test_layers.py -k "folders or packages or through"
 
 fix: .venv/.ready ## let ruff fix style
 	.venv/bin/ruff check --fix .

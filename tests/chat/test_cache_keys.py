@@ -225,5 +225,6 @@ def test_a_check_has_the_same_key_in_another_process(tmp_path: Path) -> None:
     llm = SpecFuseChatModel(members=members, checks=[polite, checks.forbids("x")])
     print(llm._get_llm_string())
     """
-    assert printed(tmp_path, program) == printed(tmp_path, program)
-    assert printed(tmp_path, program.replace("None", "''")) != printed(tmp_path, program)
+    first = printed(tmp_path, program)
+    assert printed(tmp_path, program) == first
+    assert printed(tmp_path, program.replace("None", "''")) != first
