@@ -243,6 +243,11 @@ def test_the_tables_see_wrong_imports(monkeypatch, tmp_path):
             {"torch", "transformers", "numpy"},
         ),
         (
+            "from langchain_specfuse import SpecFuseChatModel as A; A(members=[{'model': 'org/a', "
+            "'dtype': 'float16'}, {'model': 'a.gguf', 'cache_type': 'q8_0'}])",
+            {"torch", "transformers", "xllamacpp"},
+        ),
+        (
             "import langchain_specfuse as s; "
             "s.SpecFuseChatModel(members=[s.ScriptedMember('x')]).invoke('?')",
             {"torch", "transformers", "ray", "langchain", "langgraph"},

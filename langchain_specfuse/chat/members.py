@@ -14,7 +14,6 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import Any
-from urllib.parse import urldefrag
 
 from langchain_core.language_models import BaseChatModel
 
@@ -36,7 +35,14 @@ from ..members.names import (
 )
 from ..members.ray import PLACEMENT
 from ..secret_values import masked
-from .references import Reference, arguments_of, checked_member, is_spec, names_of
+from .references import (
+    Reference,
+    arguments_of,
+    checked_member,
+    is_spec,
+    names_of,
+    new_member,
+)
 
 UNLOAD_WAIT_S = 30.0
 """A member that hangs for longer frees its weights when it replies."""
@@ -151,44 +157,34 @@ def _specification(reference: str | Mapping[str, Any]) -> str:
 
 
 def _new_member(arguments: dict[str, Any]) -> Member:
-    """Make a member with these arguments. Imports its engine."""
+    """Make a member with these arguments."""
     model = arguments["model"]
     try:
-        if is_server(model):
-            from ..members.server.member import ServerMember
-
-            address, served = urldefrag(model)
-            others = {key: value for key, value in arguments.items() if key != "model"}
-            return ServerMember(address, served or None, **others)
         if is_chat_model(model) or isinstance(model, BaseChatModel):
             return ChatModelMember(**arguments)
-        Local: type[Any]
-        if is_vllm(model):
-            from ..members.server.vllm_member import VllmMember as Local
-
-            arguments["model"] = model.removeprefix(VLLM)
-            # vLLM takes half a minute to miss them
-            refuse_mistaken(arguments["model"], arguments["name"], VLLM_MODEL)
-            if isinstance(arguments.get("adapter"), str):
-                refuse_mistaken(arguments["adapter"], arguments["name"], ADAPTER)
-        elif is_gguf(model):
-            from ..members.llamacpp.member import LlamaCppMember as Local
-        else:
-            if isinstance(model, str) and "cluster" not in arguments:
-                refuse_mistaken(model, arguments["name"])
-            from ..members.transformers.member import TransformersMember as Local
-
+        if is_server(model):
+            return new_member(arguments)
         if "cluster" not in arguments:
             _refuse_placement(arguments)
-            member: Member = Local(**arguments)
-            return member
+            _refuse_mistaken(arguments)
+            return new_member(arguments)
         from ..members.ray import RayMember
 
         placement = {key: value for key, value in arguments.items() if key in PLACEMENT}
-        others = {key: value for key, value in arguments.items() if key not in PLACEMENT}
-        return RayMember(Local(**others), **placement)
+        return RayMember(new_member(arguments), **placement)
     except ModuleNotFoundError as error:
         raise _missing_extra(str(model), arguments["name"], error) from error
+
+
+def _refuse_mistaken(arguments: Mapping[str, Any]) -> None:
+    """Refuse what names no model or adapter, before an engine takes half a minute to miss it."""
+    model, adapter, name = arguments["model"], arguments.get("adapter"), arguments["name"]
+    if is_vllm(model):
+        refuse_mistaken(model.removeprefix(VLLM), name, VLLM_MODEL)
+        if isinstance(adapter, str):
+            refuse_mistaken(adapter, name, ADAPTER)
+    elif isinstance(model, str) and not is_gguf(model):
+        refuse_mistaken(model, name)
 
 
 def _refuse_placement(arguments: Mapping[str, Any]) -> None:

@@ -11,17 +11,27 @@ import itertools
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, TypeAlias
-from urllib.parse import urlsplit
+from urllib.parse import urldefrag, urlsplit
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.runnables import Runnable
 
+from ..core.member import Member
 from ..errors import UsageError, advised
 from ..members.chat_model.member import ChatModelMember
 from ..members.chat_model.names import name_of
 from ..members.hub import is_hub_name, plain_name
-from ..members.names import VLLM, check_name, is_chat_model, is_server, is_vllm, split_adapter
+from ..members.names import (
+    VLLM,
+    check_name,
+    is_chat_model,
+    is_gguf,
+    is_server,
+    is_vllm,
+    split_adapter,
+)
 from ..members.ray import PLACEMENT
 from ..secret_values import found_in, is_secret, masked, remember
 
@@ -124,21 +134,43 @@ def _checked_dict(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     for key in ("model", "adapter"):
         if isinstance(checked.get(key), str):
             check_name(checked[key])
-    _check_vllm(checked)
+    _check_arguments(checked)
     return Arguments(checked) if any(found_in(checked)) else checked
 
 
-def _check_vllm(arguments: Mapping[str, Any]) -> None:
-    """Check the arguments of a member on vLLM. Those of other members are checked when the member
-    is made, because that imports engines."""
-    own = {key: value for key, value in arguments_of(arguments).items() if key not in PLACEMENT}
-    if not is_vllm(own["model"]):
+def _check_arguments(arguments: Mapping[str, Any]) -> None:
+    """Refuse wrong arguments of a member by making it. Chat models are made later, because that may
+    need a key."""
+    model = arguments["model"]
+    if not isinstance(model, str) or is_chat_model(model) or arguments.keys() <= {"model", "name"}:
         return
-    try:
+    with suppress(ModuleNotFoundError):  # the error of the first question names the extra
+        new_member(arguments_of(arguments))
+
+
+def new_member(arguments: Mapping[str, Any]) -> Member:
+    """The member in this process or on a server with these arguments. This imports no engine and
+    loads nothing."""
+    own = dict(arguments)
+    model = own["model"]
+    if is_server(model):
+        from ..members.server.member import ServerMember
+
+        address, served = urldefrag(own.pop("model"))
+        return ServerMember(address, served or None, **own)
+    for key in PLACEMENT:
+        own.pop(key, None)
+    if is_vllm(model):
         from ..members.server.vllm_member import VllmMember
-    except ModuleNotFoundError:  # the error of the first question names the extra
-        return
-    VllmMember(**{**own, "model": own["model"].removeprefix(VLLM)})
+
+        return VllmMember(**{**own, "model": model.removeprefix(VLLM)})
+    if is_gguf(model):
+        from ..members.llamacpp.member import LlamaCppMember
+
+        return LlamaCppMember(**own)
+    from ..members.transformers.member import TransformersMember
+
+    return TransformersMember(**own)
 
 
 def check_prices(references: Iterable[Reference], names: Iterable[str]) -> None:

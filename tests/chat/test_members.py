@@ -232,6 +232,26 @@ def test_a_mistyped_name_is_refused_before_transformers_is_imported(
 
 
 @pytest.mark.parametrize(
+    ("member", "message", "advice"),
+    [
+        ({"model": "x.gguf", "n_gpu_layer": 4}, "no argument 'n_gpu_layer'", "'n_gpu_layers'?"),
+        ({"model": "x.gguf", "threads": 4}, "no argument 'threads'", "set $OMP_NUM_THREADS"),
+        ({"model": "hf:org/x", "cache_type": "q5"}, "cache_type must be 'f16'", "cache_type"),
+        ({"model": "org/x", "dtyp": "float16"}, "TransformersMember has no", "mean 'dtype'?"),
+        ({"model": "org/x+org/law", "device": 0}, "device must be a string", "device"),
+        ({"model": "org/x", "model_kwargs": {"dtype": 1}}, "must not contain 'dtype'", "dtype=..."),
+        ({"model": "http://gpu:8000/v1#x", "timout": 3}, "no argument 'timout'", "'timeout'?"),
+    ],
+)
+def test_wrong_arguments_are_refused_when_the_chat_model_is_made(
+    member: Any, message: str, advice: str
+) -> None:
+    with pytest.raises(UsageError) as error:
+        SpecFuseChatModel(members=[member])
+    assert message in str(error.value) and advice in error.value.__notes__[0]
+
+
+@pytest.mark.parametrize(
     ("make", "name", "message", "advice"),
     [
         (VllmMember, "", "a member's name is empty", "name a model"),

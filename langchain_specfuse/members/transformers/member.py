@@ -1,12 +1,14 @@
-"""TransformersMember: any decoder-only causal LM that transformers loads, in this process."""
+"""TransformersMember: any decoder-only causal LM that transformers loads, in this process.
+
+torch is imported when the member loads: that takes seconds, and wrong arguments are refused before.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, ClassVar
-
-import torch
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...errors import UsageError, advised
 from ..arguments import checked
@@ -19,7 +21,10 @@ from ..local.member import (
     ThinkingTokens,
 )
 from ..names import check_argument
-from .model import Source, TransformersWeights, in_memory, load
+from .source import Source
+
+if TYPE_CHECKING:
+    from .model import TransformersWeights
 
 _RESERVED = {
     "dtype": "TransformersMember(..., dtype=...)",
@@ -118,12 +123,29 @@ class TransformersMember(LocalMember):
             adapter=adapter,
             name=name,
             prefix_cache=prefix_cache,
-            in_memory=None if is_named else in_memory(model, tokenizer),
+            in_memory=None if is_named else _in_memory(model, tokenizer),
         )
+        _refuse_without_engine()
 
     def _load_weights(self) -> TransformersWeights:
-        with torch.inference_mode():
-            return load(self.source, self.name)
+        from .model import load
+
+        return load(self.source, self.name)
+
+
+def _in_memory(model: Any, tokenizer: Any) -> TransformersWeights:
+    from .model import in_memory
+
+    return in_memory(model, tokenizer)
+
+
+def _refuse_without_engine() -> None:
+    for module in ("torch", "transformers"):
+        if find_spec(module) is None:
+            missing = ModuleNotFoundError(
+                f"TransformersMember needs {module}, which is not installed", name=module
+            )
+            raise advised(missing, 'pip install "langchain-specfuse[transformers]"')
 
 
 # --- checks ---------------------------------------------------------------------------------------

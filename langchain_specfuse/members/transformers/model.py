@@ -12,9 +12,7 @@ import uuid
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -24,58 +22,13 @@ from ...errors import MemberError, UsageError, advised, emptied
 from ...secret_values import masked
 from .. import hub
 from ..chat_model.names import hint_for
-from ..files import config_length, refuse_unsafe
+from ..files import config_length
 from ..local.cache import Cache
 from ..local.weights import Weights
 from ..network import on_hub
 from .cache import Forward, ModelCache, best_cache, is_out_of_memory
 from .lora import Adapter, Adapters
-
-_TOKENIZER_TOO = ("revision", "trust_remote_code")
-"""Arguments of from_pretrained that the tokenizer and the config take as well."""
-
-
-@dataclass(frozen=True)
-class Source:
-    """What to load and how: everything that makes two loads the same."""
-
-    model: str
-    dtype: str = "auto"
-    device: str | None = None
-    model_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """More arguments of ``from_pretrained``."""
-
-    def __repr__(self) -> str:
-        return f"Source({masked(vars(self))})"
-
-    @property
-    def revision(self) -> str | None:
-        return self.model_kwargs.get("revision")
-
-    @property
-    def common(self) -> dict[str, Any]:
-        """Arguments for model, tokenizer and config. Code of the repository runs only if the user
-        says so."""
-        arguments: dict[str, Any] = {"revision": None, "trust_remote_code": False}
-        for name in _TOKENIZER_TOO:
-            if name in self.model_kwargs:
-                arguments[name] = self.model_kwargs[name]
-        return arguments
-
-    def located(self) -> str:
-        """The folder or hub id."""
-        path = Path(self.model).expanduser()
-        looks_local = self.model.startswith((".", "/", "~", "\\")) or path.exists()
-        if not looks_local:
-            return self.model
-        if not path.is_dir():
-            problem = "is a file, not a folder with a model" if path.exists() else "does not exist"
-            error = MemberError(f"{self.model} {problem}", kind="not_found")
-            raise advised(
-                error, "name a folder with *.safetensors, or a hub id; .gguf is for LlamaCppMember"
-            )
-        refuse_unsafe(path)
-        return str(path)
+from .source import Source
 
 
 class TransformersWeights(Weights):
