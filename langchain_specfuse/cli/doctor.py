@@ -81,6 +81,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> bool:
             settings,
             results,
             watch=None if arguments.quiet else Progress(sys.stderr),
+            progress=None if arguments.quiet else say,
             at_once=settings.max_concurrency,
         )
     content = diagnosis.as_dict()

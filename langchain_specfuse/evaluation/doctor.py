@@ -7,7 +7,7 @@ Every conclusion states its uncertainty, and "cannot tell" is a possible conclus
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -86,16 +86,18 @@ def diagnosed(
     results: Results,
     *,
     watch: Watch | None = None,
+    progress: Callable[[str], object] | None = None,
     at_once: int = AT_ONCE,
     embeddings: Any = None,
 ) -> Diagnosis:
     """Check, measure and advise. ``members``: as for SpecFuseChatModel, or by name.
-    ``results`` stores the answers, so that an interrupted run continues. ``embeddings``: LangChain
+    ``results`` stores the answers, so that an interrupted run continues. ``progress`` is told which
+    member is being loaded and checked; ``watch`` follows the answers. ``embeddings``: LangChain
     embeddings for the router, in place of hashed n-grams."""
     refuse_few(task)
     if not isinstance(members, Mapping):
         members = ensemble_for(members_list(members, "members")).members
-    findings, healthy = _examined(members)
+    findings, healthy = _examined(members, progress or _ignore)
     if not healthy:
         return Diagnosis(tuple(findings), None, "none", ("No member could be loaded.",))
 
@@ -133,15 +135,23 @@ def diagnosed(
     )
 
 
-def _examined(members: Mapping[str, Member]) -> tuple[list[Finding], dict[str, Member]]:
+def _ignore(text: str) -> None:
+    return
+
+
+def _examined(
+    members: Mapping[str, Member], progress: Callable[[str], object]
+) -> tuple[list[Finding], dict[str, Member]]:
     """The findings about all members, and the members that load."""
     findings: list[Finding] = []
     loaded: dict[str, Member] = {}
     for name, member in members.items():
+        progress(f"loading {name} ...")
         probe, finding = load(member)
         findings.append(finding)
         if probe is not None:
             loaded[name] = member
+            progress(f"checking {name}: template, scores, seams ...")
             findings += examine(member, probe)
     return findings, loaded
 
