@@ -56,7 +56,7 @@ USABLE = 0.92
 """All members together take at most this part of a GPU, which is vLLM's own default for one."""
 CACHE_SHARE = 0.3
 """The cache of a member in this process may take this part of the memory that is free after
-loading."""
+loading, or an equal part if there are too many: see :func:`cache_share`."""
 CPU_CACHE_BYTES = 2 * GIB
 """The cache of a vLLM server that has no GPU, unless the user chose another size."""
 LEAST_BYTES = 1e6
@@ -500,12 +500,21 @@ def free_memory() -> int:
     return int(psutil.virtual_memory().available)
 
 
+def cache_share(count: int) -> float:
+    """The part of the free memory that each of so many growing caches may take.
+
+    >>> cache_share(1), cache_share(3), cache_share(5)
+    (0.3, 0.3, 0.2)
+    """
+    return min(CACHE_SHARE, 1 / max(count, 1))
+
+
 def place_in_memory(
     sizes: Mapping[str, Size], free_bytes: int, *, caches: Mapping[str, int] | None = None
 ) -> list[Placement]:
     """Place members in this machine's memory: their weights side by side, and for each cache
-    ``CACHE_SHARE`` of what is left, as members in this process take it, or an equal part where
-    that would be more than there is. A cache grows up to that. It must hold one conversation.
+    its share of what is left, as members in this process take it. A cache grows up to that. It
+    must hold one conversation.
 
     ``caches``: the bytes of caches that have a fixed size.
 
@@ -515,7 +524,7 @@ def place_in_memory(
     caches = caches or {}
     fixed = sum(size.weight_bytes for size in sizes.values()) + sum(caches.values())
     growing = [size for name, size in sizes.items() if name not in caches]
-    part = min(CACHE_SHARE, 1 / max(len(growing), 1))
+    part = cache_share(len(growing))
     largest = max((size.cache_bytes(CONVERSATION) for size in growing), default=0)
     needed = fixed + math.ceil(largest / part)
     if needed > free_bytes:

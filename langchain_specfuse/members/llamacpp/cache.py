@@ -313,10 +313,10 @@ class LlamaCppCache(Cache):
         return state
 
     def _affordable(self, cells: int) -> int:
-        """So many cells, or fewer if there is not enough room."""
+        """So many cells, or fewer if there is not enough room, but no fewer than there are."""
         if self.budget is None:
             return cells
-        return max(NARROW, min(cells, self.budget // self.token_bytes))
+        return max(NARROW, self._cells, min(cells, self.budget // self.token_bytes))
 
     # --- reading ----------------------------------------------------------------------------------
 

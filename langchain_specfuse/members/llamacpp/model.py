@@ -138,7 +138,9 @@ class GgufWeights(Weights):
         return LlamaCppCache(self, adapter)
 
     def free_bytes(self) -> int:
-        return int(psutil.virtual_memory().available)
+        # The system counts weights as available that are mapped from their file.
+        mapped = getattr(psutil.Process().memory_info(), "shared", 0)
+        return max(0, int(psutil.virtual_memory().available) - mapped)
 
     def describe(self, cache: Cache) -> str:
         chip = self.chip

@@ -51,6 +51,12 @@ _LOCK = threading.Lock()
 """Guards the set of caches: one thread may make a cache while another iterates over all of them."""
 
 
+def caches_on(device: str) -> list[Cache]:
+    """The caches of all models on this device."""
+    with _LOCK:
+        return [cache for cache in _CACHES if cache.weights.device == device]
+
+
 class Cache(ABC):
     """The strands of all queries of members with the same weights.
 
@@ -431,6 +437,13 @@ class Cache(ABC):
         self.budget, self.prefixes.limit = budget, prefix_bytes
         self._release_all(self.prefixes.shrink(prefix_bytes))
 
+    def lower_budget(self, budget: int) -> None:
+        """Allow no more than this from now on. The excess is freed when room is needed next. Unlike
+        everything else, this may be called by any thread."""
+        if self.budget is not None:
+            self.budget = min(self.budget, budget)
+            self.prefixes.limit = min(self.prefixes.limit, budget)
+
     def batches(self, sizes: Sequence[int]) -> list[slice]:
         """Split sequences of these lengths into batches that fit into the budget."""
         count = max(1, len(sizes))
@@ -448,12 +461,9 @@ class Cache(ABC):
         """The device is out of memory: free everything here, and the prefixes of all other caches
         on the device."""
         self.clear()
-        with _LOCK:
-            caches = list(_CACHES)
-        for cache in caches:
+        for cache in caches_on(self.weights.device):
             # They have the same worker, so none of them is reading now.
-            if cache.weights.device == self.weights.device:
-                cache.drop_prefixes()
+            cache.drop_prefixes()
 
     # --- the trial --------------------------------------------------------------------------------
 

@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
-from ..planning import CACHE_SHARE
-from .cache import Cache
+from ..planning import cache_share
+from .cache import Cache, caches_on
 
 
 class Weights(ABC):
@@ -40,7 +40,8 @@ class Weights(ABC):
     ) -> tuple[Cache, Any]:
         """The one cache for this adapter and this setting, and the adapter. ``member``: for errors.
 
-        This is where a cache gets its budget: a share of the memory that is free now.
+        This is where a cache gets its budget: a share of the memory that is free now. Caches that
+        were made earlier give up what is more than their new share.
         """
         with self._lock:
             loaded = self.adapter(adapter, member) if adapter else None
@@ -49,7 +50,11 @@ class Weights(ABC):
             cache = self._caches.get(key)
             if cache is None:
                 cache = self._caches[key] = self.new_cache(loaded, member)
-                budget = int(CACHE_SHARE * self.free_bytes())
+                caches = caches_on(self.device)
+                budget = int(cache_share(len(caches)) * self.free_bytes())
+                for other in caches:
+                    if other is not cache:
+                        other.lower_budget(budget)
                 cache.set_budget(budget, prefix_bytes(budget, prefix_cache))
             return cache, loaded
 
