@@ -47,6 +47,8 @@ def places_of(servers: Sequence[VllmServer]) -> dict[VllmServer, Place | BaseExc
             if known and "cpu" not in version:
                 on_gpus[server] = python, size_of(server.source)
             else:
+                if not known and "cpu" not in version and version != "unknown":
+                    _warn_of_unseen_gpu(server, version)
                 on_cpu[server] = python, _known_size(server.source)
         except (MemberError, UsageError) as error:  # the others start without it
             places[server] = error
@@ -109,6 +111,17 @@ def _labels(servers: Sequence[VllmServer]) -> dict[str, VllmServer]:
             label = f"{server.name}#{next(numbers)}"
         labels[label] = server
     return labels
+
+
+def _warn_of_unseen_gpu(server: VllmServer, version: str) -> None:
+    """This build of vLLM needs a GPU. It may find one of AMD or Intel, or a part of one (MIG)."""
+    log.warning(
+        "%s: vLLM %s is no build for CPUs, but nvidia-smi shows no GPU, so its server starts with "
+        "the arguments for a CPU: a small cache, and no CUDA graphs. On other GPUs, or parts of "
+        "one, start `vllm serve` yourself and name its address as the member",
+        server.name,
+        version,
+    )
 
 
 def _known_size(source: VllmSource) -> planning.Size | None:
