@@ -278,8 +278,7 @@ class ServerMember:
         for kind in kinds:
             try:
                 session = self._token_session(kind(client, model))
-                log.info("%s: a trial finds out how %s scores", self.name, kind.name)
-                session.check()
+                self._try_out(session)
             except MemberError as error:
                 if kind is kinds[-1] or client.broken or not _is_foreign(error):
                     raise
@@ -287,6 +286,10 @@ class ServerMember:
             else:
                 return session
         raise AssertionError("the last dialect returns or raises")
+
+    def _try_out(self, session: TokenSession) -> None:
+        log.info("%s: a trial finds out how %s scores", self.name, session.dialect.name)
+        session.check()
 
     def _probe_tokens(self, session: TokenSession) -> Probe:
         trouble = "; ".join(f"not by {name}: {why}" for name, why in session.refused.items())

@@ -29,6 +29,7 @@ from . import vllm_server
 from .http import Address
 from .member import ServerMember
 from .tokenizers import local_tokenizer
+from .tokens import TokenSession
 from .vllm_server import VllmServer
 from .vllm_source import source_of
 
@@ -226,6 +227,19 @@ class VllmMember(ServerMember):
         own time limits."""
         self.probe()
         return getattr(self._session, work)(job)
+
+    def _try_out(self, session: TokenSession) -> None:
+        """Members with the same model on the same server need one trial, if it has passed. An
+        adapter is a model of its own: a trial shows whether its scores come from it, too."""
+        assert self._server is not None
+        trials = self._server.trials
+        key = (session.dialect.model, type(session.prompts.words.tokenizer), *session.dialect.stops)
+        if key in trials:
+            session.take_over(trials[key])
+            return
+        super()._try_out(session)
+        if session.known and not session.refused:
+            trials[key] = session.trial_result
 
     # --- the server -------------------------------------------------------------------------------
 

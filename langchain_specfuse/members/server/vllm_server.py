@@ -33,6 +33,7 @@ from ...secret_values import masked, remember
 from ..threads import refuse_late, shown
 from .http import Address, unlogged
 from .process import HOST, ServerProcess, free_port, wait_for_ends
+from .tokens import TrialResult
 from .vllm_log import PORT_TAKEN, QUIET_S, Progress, cause_of
 from .vllm_places import Place, places_of
 from .vllm_program import adapter_flags, environment_of, flags, path_of
@@ -129,6 +130,8 @@ class VllmServer:
         self._adapters: set[str] = set()
         """The adapters that the server has loaded."""
         self._loading = threading.Lock()
+        self.trials: dict[Any, TrialResult] = {}
+        """What trials have found out about its models since it started."""
 
     def release(self, user: int) -> None:
         """Note that a member does not use the server any more. Without members, the server ends."""
@@ -260,6 +263,7 @@ class VllmServer:
                     self._environment(place, adapters),
                 )
             self._adapters = set()
+            self.trials = {}
             if self._has_loaded(process):
                 self._load_adapters(adapters)
                 return

@@ -179,6 +179,28 @@ def test_an_adapter_that_comes_later_is_loaded_by_the_running_server(
         member.unload()
 
 
+def test_members_of_one_model_share_the_trial_of_their_server(
+    folder: str, tmp_path: Path, starts: Starts, models: dict[str, FakeServer]
+) -> None:
+    adapter, _ = lora.adapter("llama", tmp_path / "law", 1)
+
+    def computed(member: VllmMember) -> int:
+        """How many completions a member asks for until it is ready."""
+        earlier = len(models[folder].asked)
+        assert member.probe().scores and member.probe().excludes
+        return [path for path, _ in models[folder].asked[earlier:]].count("/v1/completions")
+
+    first, second = VllmMember(folder, name="a"), VllmMember(folder, system_prompt="Be brief.")
+    adapted = VllmMember(folder, adapter=adapter)
+    assert computed(first) > 3 == computed(second) + 3
+    assert computed(adapted) > 3  # its scores may come from the base
+    assert isinstance(tiny.reply_of(second, job()), Draft)
+    for member in (first, second, adapted):
+        member.unload()
+    assert computed(second) > 3  # another process
+    second.unload()
+
+
 def test_an_adapter_that_cannot_be_loaded_harms_no_other_member(
     folder: str, tmp_path: Path, starts: Starts
 ) -> None:
@@ -515,6 +537,19 @@ def test_a_chosen_cache_takes_the_place_of_the_variable_of_the_user(
     assert usual["environment"]["VLLM_CPU_KVCACHE_SPACE"] == "4"
     assert "VLLM_CPU_KVCACHE_SPACE" not in chosen["environment"]  # vLLM dies of an empty one
     assert chosen["kv_cache_memory_bytes"] == 10**9
+
+
+def test_a_server_whose_gpu_is_not_shown_starts_with_a_warning(
+    folder: str, starts: Starts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    about = tmp_path / "vllm-0.32.0.dist-info" / "METADATA"
+    about.parent.mkdir()
+    about.write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}")
+    with pytest.raises(UsageError, match="no room in memory"):
+        VllmMember(folder, memory=1e15).probe()
+    (warning,) = [text for text in caplog.messages if "nvidia-smi shows no GPU" in text]
+    assert "vLLM 0.32.0" in warning and "name its address" in warning
 
 
 def test_psutil_is_not_needed(folder: str, starts: Starts, monkeypatch: pytest.MonkeyPatch) -> None:
