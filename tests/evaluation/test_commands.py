@@ -137,6 +137,7 @@ def test_doctor_prints_findings_numbers_and_advice(call, tmp_path):
         "doctor", "--prompts", "sums.jsonl", "--grader", "number", "--out", "here"
     )
     assert code == FINE, err
+    assert err.index("loading ann") < err.index("checking ann") < err.index("ann: 24 of 24 answers")
     assert "ok    scores: its scores differ" in out and "Advice\n  - " in out and "passes" in out
     saved = json.loads((tmp_path / "here" / "doctor.json").read_text())
     assert saved["verdict"] in ("alone", "cannot tell", "ensemble")
