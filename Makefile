@@ -36,10 +36,10 @@ test-long: .venv/.ready ## run the tests that take minutes
 test-serving: .venv/.ready ## run the tests of real engines (`make engine` first) and of Ray clusters
 	scripts/test-serving
 
-test-newest: .venv/.ready ## run tests of the interfaces to LangChain and llama.cpp with their newest versions
+test-newest: .venv/.ready ## run tests of the interfaces with the newest LangChain, and with the newest and oldest llama.cpp
 	scripts/test-newest
 
-test-python: .venv/.ready ## run quick tests under the newest supported Python, if it is newer and installed
+test-python: .venv/.ready ## run quick tests under the newest supported Python that is installed, if .venv's is older
 	scripts/test-python
 
 test-all: test test-rest ## run every test with the versions of .venv

@@ -1,8 +1,8 @@
 """How fast one model writes beside other work, by the number of its threads.
 
-The larger model of a demo ensemble answers one question; beside it none to ``--busy`` processes
-keep a core busy each. Measured are the tokens a second with each number of threads and with the
-default, which finds the number by measuring. Ways are run in turns, in processes of their own.
+The larger model of a demo ensemble answers one question. Meanwhile, from none to ``--busy`` other
+processes keep one core busy each. Measured are the tokens a second with each number of threads and
+with the default, which finds the number by measuring. Ways run in turn, in processes of their own.
 
     python benchmarks/threads.py [--repeats 3] [--tokens 80] [--busy 1] [--small] [--tiny]
 """

@@ -1,8 +1,8 @@
-"""The answers of a study in a file, so that a stopped run continues, and says how long it still
-takes.
+"""Keeps the answers of a study in a file, so that a stopped run can continue, and so that a run can
+say how much longer it takes.
 
-Each answer is a line of JSON that is written as soon as it is there. The pace of the run is kept in
-a file beside it.
+Each answer is a line of JSON, which is written as soon as the answer is complete. The pace of the
+run is kept in a second file beside it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Item = TypeVar("Item")
 
 
 class Answers(Generic[Answer]):
-    """The answers in a file. ``key`` identifies an answer, ``expected`` has the seconds that each
-    part of the run takes for a question, until they are measured.
+    """The answers in a file. ``key`` identifies an answer. ``expected`` has the seconds that each
+    part of the run is assumed to take for a question until they are measured.
 
     >>> import tempfile
     >>> from dataclasses import dataclass
@@ -75,7 +75,7 @@ class Answers(Generic[Answer]):
         return answer
 
     def left(self, items: Iterable[Item], key: Callable[[Item], Hashable]) -> list[Item]:
-        """What has no answer yet. ``key``: the key of the answer to it."""
+        """The items that have no answer yet. ``key`` returns the key of the answer to an item."""
         return [item for item in items if key(item) not in self._keys]
 
     def plan(self, left: Mapping[str, int]) -> str:
@@ -83,7 +83,7 @@ class Answers(Generic[Answer]):
         return "\n".join(forecast(left, self.pace.seconds_each))
 
     def store(self, what: str, count: int, new: Iterable[Answer]) -> None:
-        """Store the ``count`` answers of a part of the run as they come, and print how far it is."""
+        """Store the ``count`` answers of a part of the run as they come, and print its progress."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._cut()
         since = last = time.monotonic()

@@ -88,7 +88,7 @@ class Set:
 
 PAIR = ("lead", "smollm2")
 FEWER = 50
-"""So many sealed questions are asked in a way without a bar."""
+"""How many sealed questions are asked in a way that no bar is about."""
 CONSULTING: Mapping[str, Any] = {"method": {"margin": 0.5}}
 """The lead asks the other member where it is unsure. This was the default when the study was
 planned."""
@@ -290,7 +290,7 @@ def stored(path: Path, name: str) -> Answers[Answer]:
 
 
 def left(answers: Answers[Answer], name: str, way: str, cases: Sequence[Case]) -> list[Case]:
-    """The questions that were not asked in this way."""
+    """The questions that were not asked in this way yet."""
     asked = cases[: SETS[name].ways[way].count]
     return answers.left(asked, lambda case: (way, case.id))
 
@@ -303,7 +303,7 @@ def ask_all(
     answers: Answers[Answer],
     at_once: int,
 ) -> None:
-    """Answer every question in every way that has no answer yet."""
+    """Ask every question in every way in which it was not asked yet."""
     for way in ways:
         remaining = left(answers, name, way, cases)
         if not remaining:
@@ -314,7 +314,7 @@ def ask_all(
             try:
                 answers.store(f"{name}, {way}", len(remaining), new)
             finally:
-                threads.shutdown(cancel_futures=True)  # a stopped run does not ask the others
+                threads.shutdown(cancel_futures=True)  # a stopped run asks no more
 
 
 # --- results --------------------------------------------------------------------------------------

@@ -11,30 +11,43 @@ from pathlib import Path
 
 
 def arguments(
-    doc: str | None, parts: Sequence[str] = (), at_once: int | None = None
+    doc: str | None,
+    parts: Sequence[str] = (),
+    at_once: int | None = None,
+    threads: int | None = None,
+    table: str = "only show the results so far",
 ) -> argparse.ArgumentParser:
-    """A parser of what a study asks and where its answers and its table go. ``parts``: those that
-    its questions are split into, the first one by default. ``at_once``: how many questions are
-    asked in parallel, if the study can do that."""
+    """A parser of the options that say what a study asks, and where its answers and rows go.
+    ``parts``: the parts that its questions are split into; the first one is the default.
+    ``at_once``: how many questions are asked in parallel, if the study can do that. ``threads``:
+    how many each member uses by default. ``table``: what ``--table`` does."""
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     if parts:
         parser.add_argument("--part", choices=list(parts), default=parts[0])
-    parser.add_argument("--data", type=Path, help="the folder of the sets that are not made here")
-    parser.add_argument("--threads", type=int, help="of each member (default: as many as help)")
+    parser.add_argument("--data", type=Path, help="the folder with the published sets")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=threads,
+        help=f"of each member (default: {threads or 'as many as help'})",
+    )
     if at_once is not None:
         parser.add_argument(
             "--at-once",
             type=int,
             default=at_once,
-            help="questions that are asked in parallel (%(default)s)",
+            help="questions that are asked in parallel (default: %(default)s)",
         )
     parser.add_argument(
-        "--folder", type=Path, default=Path("specfuse-study"), help="of the answers (%(default)s)"
+        "--folder",
+        type=Path,
+        default=Path("specfuse-study"),
+        help="where answers are kept (default: %(default)s)",
     )
     parser.add_argument("--plan", action="store_true", help="only say how long it would take")
-    parser.add_argument("--table", action="store_true", help="only show the results so far")
+    parser.add_argument("--table", action="store_true", help=table)
     parser.add_argument("--out", type=Path, help="write the rows as JSON")
     return parser
 
@@ -60,5 +73,5 @@ def stoppable(what: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        print(f"{what}: stopped; the same command continues", file=sys.stderr)
+        print(f"{what}: stopped; the same command continues it", file=sys.stderr)
         raise SystemExit(130) from None

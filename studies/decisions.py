@@ -221,7 +221,7 @@ def stored(path: Path) -> Answers[Row]:
 
 
 def left(rows: Answers[Row], name: str, everything: Sequence[Asked]) -> list[Asked]:
-    """What this member has not scored."""
+    """What this member has not scored yet."""
     return rows.left(everything, lambda asked: (name, asked[0].task, asked[0].id, asked[1]))
 
 

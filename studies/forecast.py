@@ -24,8 +24,8 @@ from langchain_specfuse.evaluation.running import Progress
 
 
 class Pace:
-    """Seconds per answer by the clock, for each thing that a study asks. ``expected``: those that
-    are assumed until they are measured.
+    """Seconds per answer by the clock, for each thing that a study asks. ``expected``: the seconds
+    that are assumed until they are measured.
 
     >>> import tempfile
     >>> pace = Pace(Path(tempfile.mkdtemp()) / "pace.json")
@@ -105,8 +105,8 @@ def shown(hours: float) -> str:
 
 
 def single_plans(name: str, plan: Plan) -> Iterator[tuple[str, Plan]]:
-    """What is asked by each system of a plan, and a plan for that system alone. ``name``: of its
-    questions."""
+    """For each system of a plan: what it is asked, in words, and a plan for it alone. ``name``: the
+    name of the questions."""
     for system in plan.systems:
         yield f"{name}, {system.name}", replace(plan, systems=(system,))
 

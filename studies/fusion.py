@@ -2,10 +2,10 @@
 the lead?
 
 Three ways to answer the same questions (of ``programs.py``, ``rules.py`` and ``sources.py``, and
-those of GSM8K in ``questions.py``): the lead alone; *self-fusion*, in which the lead reads three samples of its own
-and writes the final answer; and *fusion*, in which it reads its own answer and those of two smaller
-members. ``preregistration.md``, section 8, says what was decided before any sealed question was
-asked in this way.
+those of GSM8K in ``questions.py``): the lead alone; *self-fusion*, in which the lead reads three
+samples of its own and writes the final answer; and *fusion*, in which it reads its own answer and
+those of two smaller members. ``preregistration.md``, section 8, says what was decided before any
+sealed question was asked in this way.
 
     python studies/fusion.py --data FOLDER                  # the development questions
     python studies/fusion.py --data FOLDER --part sealed    # the sealed questions
@@ -148,7 +148,7 @@ def stored(path: Path) -> Answers[Answer]:
 
 
 def left(answers: Answers[Answer], way: str, questions: Sequence[Asked]) -> list[Asked]:
-    """The questions that were not asked in this way."""
+    """The questions that were not asked in this way yet."""
     return answers.left(questions, lambda asked: (way, asked[1].id))
 
 

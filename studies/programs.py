@@ -38,8 +38,8 @@ def passes(setup: str, tests: list[str], answer: str) -> Grade:
 
 
 def fault_of(program: str, timeout_s: float) -> str:
-    """The name of the error with which a program ends that runs alone in an empty folder; empty if
-    there is none."""
+    """Run a program in an empty folder, in a process of its own. Return the name of the error that
+    ended it, or an empty text if there was none."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             done = subprocess.run(

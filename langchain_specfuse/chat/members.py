@@ -177,7 +177,8 @@ def _new_member(arguments: dict[str, Any]) -> Member:
 
 
 def _refuse_mistaken(arguments: Mapping[str, Any]) -> None:
-    """Refuse what names no model or adapter, before an engine takes half a minute to miss it."""
+    """Refuse a text that cannot name a model or an adapter, before an engine starts and takes half
+    a minute to find that out."""
     model, adapter, name = arguments["model"], arguments.get("adapter"), arguments["name"]
     if is_vllm(model):
         refuse_mistaken(model.removeprefix(VLLM), name, VLLM_MODEL)

@@ -139,17 +139,17 @@ def _checked_dict(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _check_arguments(arguments: Mapping[str, Any]) -> None:
-    """Refuse wrong arguments of a member by making it. Chat models are made later, because that may
-    need a key."""
+    """Make a member, so that wrong arguments are refused now. A chat model is made later, because
+    that may need an API key."""
     model = arguments["model"]
     if not isinstance(model, str) or is_chat_model(model) or arguments.keys() <= {"model", "name"}:
         return
-    with suppress(ModuleNotFoundError):  # the error of the first question names the extra
+    with suppress(ModuleNotFoundError):  # the first question tells which extra is missing
         new_member(arguments_of(arguments))
 
 
 def new_member(arguments: Mapping[str, Any]) -> Member:
-    """The member in this process or on a server with these arguments. This imports no engine and
+    """Make a member in this process or on a server from these arguments. This imports no engine and
     loads nothing."""
     own = dict(arguments)
     model = own["model"]

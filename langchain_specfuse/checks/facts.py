@@ -38,7 +38,7 @@ _OMISSION = re.compile(r"…|\.\.\.|\[[^\[\]]*\]")
 _SCALES = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _SHORT_SCALES = {"bn": 9, "bln": 9, "mln": 6, "trn": 12}
 _LETTERS = {"k": 3, "K": 3, "M": 6, "mn": 6, "B": 9, "tn": 12}
-"""What may stand behind a number without a space -> its power of ten."""
+"""Letters that may directly follow a number -> their power of ten."""
 _LETTERS_OF_MONEY = {**_LETTERS, "m": 6, "b": 9, "t": 12, "T": 12}
 """The same for an amount of money. Elsewhere, 40m is a length or a time."""
 _SCALE = (
@@ -189,7 +189,7 @@ def claims_in(answer: str) -> Iterator[Claim]:
         parts = _parts(quotation)
         if sum(len(part.split()) for part in parts) >= QUOTED_WORDS:
             yield Claim("quotation", quotation[0], _Quotation(parts))
-    text = _UNJUDGED.sub("\n", text)  # a space would join a number with the word behind the mark
+    text = _UNJUDGED.sub("\n", text)  # a space would join a number to the word after the mark
     for found, readings in _dates_in(text):
         yield Claim("date", found[0], _Date(readings))
         text = text[: found.start()] + " " * len(found[0]) + text[found.end() :]
@@ -259,7 +259,7 @@ def _value(found: re.Match[str], *, scaled: bool = True) -> str:
 
 
 def _power(found: re.Match[str]) -> int:
-    """The power of ten by which what stands behind a number multiplies it.
+    """The power of ten that follows a number, as a word, as letters or as an exponent.
 
     >>> [_power(_NUMBER.search(text)) for text in ("2.4 billion", "40k", "$5m", "5m", "2.4e9")]
     [9, 3, 6, 0, 9]

@@ -38,12 +38,12 @@ def grounded(sources: Sequence[Any] | None = None) -> Check:
     >>> check.function("There are 40k shops.")
     'the number 40k is not in the sources'
 
-    k, M, B, bn and tn count directly behind a number; m, b and t only where a currency stands
-    before it, because 40m is a length elsewhere. "Five" in a source allows 5. Signs,
-    currencies and units are not compared. A date without a day or year agrees with every date that
-    contains it. Quotations count from three words on; their capitals and punctuation do not matter.
-    A code with three digits or more (N12345) counts as well. Not judged: numbers written as words,
-    numbers inside shorter names (GPT4), the numbers of a list, and marks such as [2].
+    k, M, B, bn and tn count directly after a number; m, b and t only if a currency stands before
+    it, because elsewhere 40m is a length. "Five" in a source allows 5. Signs, currencies and units
+    are not compared. A date without a day or year agrees with every date that contains it.
+    Quotations count from three words on; their capitals and punctuation do not matter. A code with
+    three digits or more (N12345) counts as well. Not judged: numbers written as words, numbers
+    inside shorter names (GPT4), the numbers of a list, and marks such as [2].
 
     It runs at every sentence, because half a sentence may end in half a fact: "2.5" before
     "million", or "5 March" before the year.

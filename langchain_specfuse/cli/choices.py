@@ -66,7 +66,7 @@ NO_FLAGS = {
 """Flags of other programs that have no counterpart here, and what to do instead."""
 MEMBER_AS_JSON = """'{"model": "vllm:Qwen/Qwen3-8B", "memory": 0.5}'"""
 _MEANT_AS_MEMBER = re.compile(r"""\s*\{\s*["']?model["']?\s*:""")
-"""The beginning of a member's arguments, even if they turn out to be no JSON."""
+"""The beginning of a member's arguments, even if the rest is not JSON."""
 ANSWER = ("segment_tokens", "max_tokens", "temperature", "top_p", "seed", "member_timeout")
 """Fields of ``Settings`` that every command has as flags."""
 WHOLE = ("segment", "result", "samples")
@@ -334,7 +334,7 @@ def _is_json(text: str) -> bool:
 
 
 def _is_question(text: str) -> bool:
-    """Whether this is a question, not a member.
+    """Whether this is a question rather than a member.
 
     >>> _is_question('{"a": 1} is what?'), _is_question('{"model": "a"}')
     (True, False)

@@ -49,7 +49,7 @@ MEMBERS: dict[Kind, str] = {
 MODEL = "a folder with a model, a .gguf file or a hub id"
 VLLM_MODEL = "a folder with a model, or a hub id"
 ADAPTER = "a folder with an adapter, or a hub id"
-"""What may be named, for errors."""
+"""What errors say that a user may name: as a model, as a model on vLLM, and as an adapter."""
 
 
 # --- kinds ----------------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ def check_argument(name: str, member: str, takes: Collection[Kind], expected: st
 
 def refuse_mistaken(model: str, name: str, expected: str = MODEL) -> None:
     """Refuse a text that cannot be a hub id or a folder, before transformers is imported and before
-    a download fails. ``expected``: what the member ``name`` reads, in words."""
+    a download fails. ``expected``: what the member ``name`` can load, in words."""
     path = Path(model).expanduser()
     refuse_other_kinds(model)
     if path.is_file():
@@ -216,7 +216,8 @@ def refuse_mistaken(model: str, name: str, expected: str = MODEL) -> None:
             link = shlex.join(["ln", "-s", str(path), "model.gguf"])
             reads = f"LlamaCppMember({model!r}) reads it"
             raise advised(error, f"{reads}; or name a link to it: {link}")
-        error = UsageError(f"{model!r} is a file, but not a .gguf file")
+        lacks = "but not a .gguf file" if expected == MODEL else "not a folder"
+        error = UsageError(f"{model!r} is a file, {lacks}")
         raise advised(error, f"name {expected}")
     if expected == MODEL and get_close_matches(path.suffix.lower(), [".gguf"], cutoff=0.6):
         raise _misspelt_gguf(model, path)

@@ -56,7 +56,7 @@ USABLE = 0.92
 """All members together take at most this part of a GPU, which is vLLM's own default for one."""
 CACHE_SHARE = 0.3
 """The cache of a member in this process may take this part of the memory that is free after
-loading, or an equal part if there are too many: see :func:`cache_share`."""
+loading, or an equal part where there are too many caches for that: see :func:`cache_share`."""
 CPU_CACHE_BYTES = 2 * GIB
 """The cache of a vLLM server that has no GPU, unless the user chose another size."""
 LEAST_BYTES = 1e6
@@ -176,7 +176,7 @@ def described_gpus(text: str) -> list[Gpu]:
 
 
 def named(indexes: Iterable[int]) -> str:
-    """These GPUs in a sentence.
+    """These GPUs, as a sentence names them.
 
     >>> named([7]), named((0, 1))
     ('GPU 7', 'GPUs 0, 1')
@@ -501,7 +501,7 @@ def free_memory() -> int:
 
 
 def cache_share(count: int) -> float:
-    """The part of the free memory that each of so many growing caches may take.
+    """The part of the free memory that each of ``count`` growing caches may take.
 
     >>> cache_share(1), cache_share(3), cache_share(5)
     (0.3, 0.3, 0.2)
@@ -513,8 +513,8 @@ def place_in_memory(
     sizes: Mapping[str, Size], free_bytes: int, *, caches: Mapping[str, int] | None = None
 ) -> list[Placement]:
     """Place members in this machine's memory: their weights side by side, and for each cache
-    its share of what is left, as members in this process take it. A cache grows up to that. It
-    must hold one conversation.
+    its share of what is left, as members in this process take it. A cache grows up to its share,
+    which must hold one conversation.
 
     ``caches``: the bytes of caches that have a fixed size.
 

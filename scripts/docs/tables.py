@@ -512,7 +512,8 @@ def _price(results: Mapping[str, Result]) -> str:
 
 
 def _asked_again(ways: Mapping[str, Any], key: str) -> str:
-    """Without a row: not asked. With fewer questions than the lead, the row says how many."""
+    """The cell of answers that are asked for again. It says how many questions were asked, if fewer
+    than the lead's; "not asked" if there is no row."""
     row = ways.get("retries")
     if row is None:
         return "not asked"

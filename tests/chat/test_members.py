@@ -189,7 +189,7 @@ def test_wrong_arguments_in_a_members_dict_are_refused() -> None:
         ("vllm:org/x+./law", "law does not exist", "name a folder with an adapter, or a hub id"),
         ("vllm:./nowhere", "/nowhere does not exist", "name a folder with a model, or a hub id"),
         ("vllm:~/no-such", "/no-such does not exist", "name a folder with a model, or a hub id"),
-        ("vllm:./model.bin", "is a file, but", "name a folder with a model, or a hub id"),
+        ("vllm:./model.bin", "is a file, not a folder", "name a folder with a model, or a hub id"),
         ("ollama:", "'ollama:' does not name a model", "did you mean 'ollama:MODEL'?"),
         ("C:\\models\\qwen", "there is no model", "in WSL it is /mnt/c/models/qwen"),
         ("D:/one.gguf", "there is no model", "in WSL it is /mnt/d/one.gguf"),

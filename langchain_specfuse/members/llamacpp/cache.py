@@ -313,7 +313,8 @@ class LlamaCppCache(Cache):
         return state
 
     def _affordable(self, cells: int) -> int:
-        """So many cells, or fewer if there is not enough room, but no fewer than there are."""
+        """So many cells, or fewer if the budget does not allow them. Never fewer than the pool has,
+        even if the budget was lowered since it was made."""
         if self.budget is None:
             return cells
         return max(NARROW, self._cells, min(cells, self.budget // self.token_bytes))

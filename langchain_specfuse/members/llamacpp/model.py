@@ -138,7 +138,7 @@ class GgufWeights(Weights):
         return LlamaCppCache(self, adapter)
 
     def free_bytes(self) -> int:
-        # The system counts weights as available that are mapped from their file.
+        # Weights are mapped from their file, and the system counts such memory as available.
         mapped = getattr(psutil.Process().memory_info(), "shared", 0)
         return max(0, int(psutil.virtual_memory().available) - mapped)
 

@@ -438,8 +438,8 @@ class Cache(ABC):
         self._release_all(self.prefixes.shrink(prefix_bytes))
 
     def lower_budget(self, budget: int) -> None:
-        """Allow no more than this from now on. The excess is freed when room is needed next. Unlike
-        everything else, this may be called by any thread."""
+        """Allow no more than this from now on. Nothing is freed before room is needed again. Unlike
+        the other methods, any thread may call this one."""
         if self.budget is not None:
             self.budget = min(self.budget, budget)
             self.prefixes.limit = min(self.prefixes.limit, budget)

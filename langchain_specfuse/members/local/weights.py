@@ -40,8 +40,8 @@ class Weights(ABC):
     ) -> tuple[Cache, Any]:
         """The one cache for this adapter and this setting, and the adapter. ``member``: for errors.
 
-        This is where a cache gets its budget: a share of the memory that is free now. Caches that
-        were made earlier give up what is more than their new share.
+        This is where a cache gets its budget: a share of the memory that is free now. The budgets
+        of earlier caches on the device are lowered to the same share.
         """
         with self._lock:
             loaded = self.adapter(adapter, member) if adapter else None

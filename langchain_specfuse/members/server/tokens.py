@@ -73,7 +73,7 @@ class ServerPrompts(Prompts):
 
 @dataclass(frozen=True, slots=True)
 class TrialResult:
-    """What a trial has found out about a model on a server."""
+    """What a trial has found out about a model on a server: fields of :class:`TokenSession`."""
 
     known: tuple[str, ...]
     raw: bool

@@ -229,8 +229,8 @@ class VllmMember(ServerMember):
         return getattr(self._session, work)(job)
 
     def _try_out(self, session: TokenSession) -> None:
-        """Members with the same model on the same server need one trial, if it has passed. An
-        adapter is a model of its own: a trial shows whether its scores come from it, too."""
+        """Members with the same model on the same server share one trial, unless it failed. An
+        adapter counts as a model: its scores may come from its base, which only a trial shows."""
         assert self._server is not None
         trials = self._server.trials
         key = (session.dialect.model, type(session.prompts.words.tokenizer), *session.dialect.stops)

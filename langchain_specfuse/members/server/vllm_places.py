@@ -114,11 +114,13 @@ def _labels(servers: Sequence[VllmServer]) -> dict[str, VllmServer]:
 
 
 def _warn_of_unseen_gpu(server: VllmServer, version: str) -> None:
-    """This build of vLLM needs a GPU. It may find one of AMD or Intel, or a part of one (MIG)."""
+    """This build of vLLM needs a GPU. It may find one that we do not see: one by AMD or Intel, or a
+    part of one (MIG)."""
     log.warning(
-        "%s: vLLM %s is no build for CPUs, but nvidia-smi shows no GPU, so its server starts with "
-        "the arguments for a CPU: a small cache, and no CUDA graphs. On other GPUs, or parts of "
-        "one, start `vllm serve` yourself and name its address as the member",
+        "%s: vLLM %s is not a build for CPUs, but nvidia-smi and $CUDA_VISIBLE_DEVICES show no "
+        "GPU, so the server starts with the arguments for a CPU: a small cache, and no CUDA "
+        "graphs. For a GPU by AMD or Intel, or a part of a GPU (MIG), start `vllm serve` yourself "
+        "and name its address as the member",
         server.name,
         version,
     )

@@ -131,7 +131,7 @@ class VllmServer:
         """The adapters that the server has loaded."""
         self._loading = threading.Lock()
         self.trials: dict[Any, TrialResult] = {}
-        """What trials have found out about its models since it started."""
+        """What trials have found out about the server's models since it started."""
 
     def release(self, user: int) -> None:
         """Note that a member does not use the server any more. Without members, the server ends."""

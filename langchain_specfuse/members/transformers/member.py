@@ -1,6 +1,7 @@
 """TransformersMember: any decoder-only causal LM that transformers loads, in this process.
 
-torch is imported when the member loads: that takes seconds, and wrong arguments are refused before.
+torch takes seconds to import, so this waits until the member loads. Wrong arguments are refused
+before that.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a member of transformers is made from. Needs neither torch nor transformers."""
+"""What a TransformersMember loads, and how. This module needs neither torch nor transformers."""
 
 from __future__ import annotations
 

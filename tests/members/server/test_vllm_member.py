@@ -192,12 +192,12 @@ def test_members_of_one_model_share_the_trial_of_their_server(
 
     first, second = VllmMember(folder, name="a"), VllmMember(folder, system_prompt="Be brief.")
     adapted = VllmMember(folder, adapter=adapter)
-    assert computed(first) > 3 == computed(second) + 3
+    assert computed(first) > 3 and computed(second) == 0
     assert computed(adapted) > 3  # its scores may come from the base
     assert isinstance(tiny.reply_of(second, job()), Draft)
     for member in (first, second, adapted):
         member.unload()
-    assert computed(second) > 3  # another process
+    assert computed(second) > 3  # on a server that was started again
     second.unload()
 
 
@@ -548,7 +548,7 @@ def test_a_server_whose_gpu_is_not_shown_starts_with_a_warning(
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}")
     with pytest.raises(UsageError, match="no room in memory"):
         VllmMember(folder, memory=1e15).probe()
-    (warning,) = [text for text in caplog.messages if "nvidia-smi shows no GPU" in text]
+    (warning,) = [text for text in caplog.messages if "show no GPU" in text]
     assert "vLLM 0.32.0" in warning and "name its address" in warning
 
 
