@@ -410,10 +410,11 @@ def lead(results: Results) -> str:
     return _joined(table(heads, rows), source("studies/lead", results[0]))
 
 
+EQUAL = "retries, equal passes"
 CHECKED = {
     "lead": "the lead alone",
     "retries": "asked again until the whole answer passes",
-    "retries, equal passes": "the same, at the passes of checks",
+    EQUAL: "the same, at the passes of checks",
     "pair": "with a small member",
     "samples": "the most frequent of six samples",
     "checked": "**with checks**",
@@ -442,7 +443,10 @@ def checked(results: Mapping[str, Result], name: str) -> str:
     if timed:
         heads += ["seconds", "first text"]
     cells = []
-    for way, row in _ways(results[name]).items():
+    ways = _ways(results[name])
+    if ways.get(EQUAL, {}).get("passes") == ways.get("retries", {}).get("passes"):
+        ways.pop(EQUAL, None)  # even all attempts cost no more passes than the checks
+    for way, row in ways.items():
         found = row.get("against lead", {})
         cell = [
             CHECKED[way],
@@ -506,17 +510,26 @@ def _price(results: Mapping[str, Result]) -> str:
         f"times as many words as the model's own. If those count as failures, {checked['good']} "
         f"obey ({checked['good'] / checked['questions']:.0%}; our bar was 95%). "
         f"In code, {code['failed']} of {code['questions']} end in an error instead of a program, "
-        "because no sample passed the visible test."
+        f"because no sample passed the visible test; and there, {_asked_again_in_code(results)}."
     )
     return textwrap.fill(price, 130)
 
 
+def _asked_again_in_code(results: Mapping[str, Result]) -> str:
+    """How asking again compares with checks on the problems that were answered in both ways."""
+    again = _ways(results["code"])["retries"]
+    against = again["against checked"]
+    checked = again["good"] - against["won"] + against["lost"]
+    return (
+        f"asking again does as well: of the first {again['questions']} problems, "
+        f"{again['good']} are right, with checks {checked}"
+    )
+
+
 def _asked_again(ways: Mapping[str, Any], key: str) -> str:
     """The cell of answers that are asked for again. It says how many questions were asked, if fewer
-    than the lead's; "not asked" if there is no row."""
-    row = ways.get("retries")
-    if row is None:
-        return "not asked"
+    than the lead's."""
+    row = ways["retries"]
     fewer = row["questions"] < ways["lead"]["questions"]
     return _with_passes(row, key, f"{{}} of {row['questions']}" if fewer else "{}")
 
