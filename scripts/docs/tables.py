@@ -509,8 +509,9 @@ def _price(results: Mapping[str, Result]) -> str:
         f"The price: {short} of the {checked['questions']} checked answers have less than 0.7 "
         f"times as many words as the model's own. If those count as failures, {checked['good']} "
         f"obey ({checked['good'] / checked['questions']:.0%}; our bar was 95%). "
-        f"In code, {code['failed']} of {code['questions']} end in an error instead of a program, "
-        f"because no sample passed the visible test; and there, {_asked_again_in_code(results)}."
+        f"In code, asking again does as well ({_asked_again_in_code(results)}), and "
+        f"{code['failed']} of the {code['questions']} checked answers are an error instead of a "
+        "program, because no sample passed the visible test."
     )
     return textwrap.fill(price, 130)
 
@@ -521,8 +522,8 @@ def _asked_again_in_code(results: Mapping[str, Result]) -> str:
     against = again["against checked"]
     checked = again["good"] - against["won"] + against["lost"]
     return (
-        f"asking again does as well: of the first {again['questions']} problems, "
-        f"{again['good']} are right, with checks {checked}"
+        f"{again['good']} of the first {again['questions']} problems are right, with checks "
+        f"{checked}"
     )
 
 
