@@ -24,14 +24,12 @@ from ..errors import SpecFuseError, UsageError, advised
 from ..members import files as _files
 from ..members.chat_model.member import ChatModelMember
 from ..members.names import (
-    ADAPTER,
-    VLLM,
-    VLLM_MODEL,
     is_chat_model,
     is_gguf,
     is_server,
     is_vllm,
     refuse_mistaken,
+    refuse_mistaken_adapter,
 )
 from ..members.ray import PLACEMENT
 from ..secret_values import masked
@@ -180,12 +178,10 @@ def _refuse_mistaken(arguments: Mapping[str, Any]) -> None:
     """Refuse a text that cannot name a model or an adapter, before an engine starts and takes half
     a minute to find that out."""
     model, adapter, name = arguments["model"], arguments.get("adapter"), arguments["name"]
-    if is_vllm(model):
-        refuse_mistaken(model.removeprefix(VLLM), name, VLLM_MODEL)
-        if isinstance(adapter, str):
-            refuse_mistaken(adapter, name, ADAPTER)
-    elif isinstance(model, str) and not is_gguf(model):
+    if isinstance(model, str) and (is_vllm(model) or not is_gguf(model)):
         refuse_mistaken(model, name)
+    if is_vllm(model) and isinstance(adapter, str):
+        refuse_mistaken_adapter(adapter, name)
 
 
 def _refuse_placement(arguments: Mapping[str, Any]) -> None:

@@ -18,14 +18,13 @@ from ..chat.references import arguments_of, names_of
 from ..errors import MemberError, SpecFuseError, advised
 from ..members.hub import is_hub_name
 from ..members.names import (
-    ADAPTER,
     VLLM,
-    VLLM_MODEL,
     is_chat_model,
     is_gguf,
     is_server,
     is_vllm,
     refuse_mistaken,
+    refuse_mistaken_adapter,
 )
 from ..members.planning import (
     Gpu,
@@ -160,7 +159,7 @@ def _row(name: str, arguments: Mapping[str, Any], owners: dict[Any, str], has_gp
 def _refuse_missing(adapter: str, model: str, name: str) -> None:
     """Refuse an adapter that does not exist on this machine. One on the hub is not looked up."""
     if not is_gguf(model):
-        refuse_mistaken(adapter, name, ADAPTER)
+        refuse_mistaken_adapter(adapter, name)
     elif not is_hub_name(adapter) and not Path(adapter).expanduser().exists():
         missing = MemberError(f"{adapter} does not exist", member=name, kind="not_found")
         raise advised(missing, "name a LoRA as a .gguf file")
@@ -178,7 +177,7 @@ def _sized(
         names = signature(source_of).parameters
         own = {key: value for key, value in arguments.items() if key in names}
         source = source_of(**{**own, "model": model.removeprefix(VLLM)})
-        refuse_mistaken(source.model, name, VLLM_MODEL)
+        refuse_mistaken(model, name)
         return _Row(name, size_on_vllm(source), on_gpu=has_gpu, server=source), source
     refuse_mistaken(model, name)
     on_gpu = has_gpu and arguments.get("device") != "cpu"

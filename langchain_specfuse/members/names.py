@@ -46,9 +46,9 @@ MEMBERS: dict[Kind, str] = {
 """The class of members for each kind of name."""
 
 
-MODEL = "a folder with a model, a .gguf file or a hub id"
-VLLM_MODEL = "a folder with a model, or a hub id"
-ADAPTER = "a folder with an adapter, or a hub id"
+_MODEL = "a folder with a model, a .gguf file or a hub id"
+_VLLM_MODEL = "a folder with a model, or a hub id"
+_ADAPTER = "a folder with an adapter, or a hub id"
 """What errors say that a user may name: as a model, as a model on vLLM, and as an adapter."""
 
 
@@ -205,9 +205,22 @@ def check_argument(name: str, member: str, takes: Collection[Kind], expected: st
         refuse_other_kinds(name)
 
 
-def refuse_mistaken(model: str, name: str, expected: str = MODEL) -> None:
-    """Refuse a text that cannot be a hub id or a folder, before transformers is imported and before
-    a download fails. ``expected``: what the member ``name`` can load, in words."""
+def refuse_mistaken(model: str, name: str) -> None:
+    """Refuse a text that cannot name the model of the member ``name``, before an engine is imported
+    or started, and before a download fails. The name of a ``.gguf`` file is not checked here."""
+    if is_vllm(model):
+        _refuse_mistaken(model.removeprefix(VLLM), name, _VLLM_MODEL)
+    else:
+        _refuse_mistaken(model, name, _MODEL)
+
+
+def refuse_mistaken_adapter(adapter: str, name: str) -> None:
+    """Refuse a text that cannot name an adapter of the member ``name``."""
+    _refuse_mistaken(adapter, name, _ADAPTER)
+
+
+def _refuse_mistaken(model: str, name: str, expected: str) -> None:
+    """``expected``: what may be named, in words."""
     path = Path(model).expanduser()
     refuse_other_kinds(model)
     if path.is_file():
@@ -216,10 +229,10 @@ def refuse_mistaken(model: str, name: str, expected: str = MODEL) -> None:
             link = shlex.join(["ln", "-s", str(path), "model.gguf"])
             reads = f"LlamaCppMember({model!r}) reads it"
             raise advised(error, f"{reads}; or name a link to it: {link}")
-        lacks = "but not a .gguf file" if expected == MODEL else "not a folder"
+        lacks = "but not a .gguf file" if expected == _MODEL else "not a folder"
         error = UsageError(f"{model!r} is a file, {lacks}")
         raise advised(error, f"name {expected}")
-    if expected == MODEL and get_close_matches(path.suffix.lower(), [".gguf"], cutoff=0.6):
+    if expected == _MODEL and get_close_matches(path.suffix.lower(), [".gguf"], cutoff=0.6):
         raise _misspelt_gguf(model, path)
     if path.is_dir():
         _files.refuse_unsafe(path)
