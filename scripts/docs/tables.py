@@ -461,6 +461,8 @@ def checked(results: Mapping[str, Result], name: str) -> str:
             cell.insert(2, row[extra[1]])
         if way in timed:
             cell += [f"{timed[way]['seconds']:.1f}", f"{timed[way]['first text']:.1f} s"]
+        elif timed:
+            cell += ["", ""]
         cells.append(tuple(cell))
     about, notes = results[name], []
     if timed:
