@@ -21,6 +21,7 @@ from typing import Any
 from weakref import WeakSet
 
 import httpx2
+import orjson
 
 from ...errors import MemberError, UsageError, advised
 from ...secret_values import remember
@@ -139,6 +140,8 @@ class Client:
             has_scheme = " " in self._key
             self.headers["Authorization"] = self._key if has_scheme else f"Bearer {self._key}"
         self.trusted = _trusted(address.verify)
+        self._urls: dict[str, httpx2.URL] = {}
+        """path -> its address: to parse one takes as long as to send a short request."""
         self._proxy = "" if address.key else through_proxy(address.url)
         limits = httpx2.Limits(
             max_connections=max_connections, max_keepalive_connections=max_connections
@@ -226,13 +229,17 @@ class Client:
         timeout = httpx2.Timeout(left, connect=min(CONNECT_S, left))
         trace = {"trace": self._opened}
         stream = partial(self._client.stream, timeout=timeout, extensions=trace)
-        with unlogged(), stream(method, self._url(path), json=body) as response:
-            content = bytearray()
+        # For long lists of token ids, httpx2's own encoder takes 15 times as long.
+        content = None if body is None else orjson.dumps(body)
+        headers = None if body is None else {"content-type": "application/json"}
+        sent = stream(method, self._url(path), content=content, headers=headers)
+        with unlogged(), sent as response:
+            received = bytearray()
             self._note_bytes()
             for chunk in response.iter_bytes():
                 self._note_bytes()
-                content += chunk
-                if len(content) > MOST_BYTES:
+                received += chunk
+                if len(received) > MOST_BYTES:
                     message = (
                         f"{self._server(path)} sent more than {MOST_BYTES >> 20} MiB, which "
                         "was not asked for"
@@ -240,7 +247,7 @@ class Client:
                     raise MemberError(message, member=self.member)
                 if time.monotonic() > deadline:
                     raise httpx2.ReadTimeout("the reply did not end in time")
-        return HttpReply(response.status_code, bytes(content), response.headers, response.url.path)
+        return HttpReply(response.status_code, bytes(received), response.headers, response.url.path)
 
     def _note_bytes(self) -> None:
         self.note_sign()
@@ -324,12 +331,14 @@ class Client:
         secret = self._key.rpartition(" ")[2]
         return text.replace(secret, "***") if secret else text
 
-    def _url(self, path: str) -> str:
+    def _url(self, path: str) -> httpx2.URL:
         """``/v1/...`` is the OpenAI interface, wherever the server has it; other paths are the
         engine's own."""
-        if path.startswith("/v1/"):
-            return self.address.api + path.removeprefix("/v1")
-        return self.address.root + path
+        if path not in self._urls:
+            is_shared = path.startswith("/v1/")
+            base = self.address.api if is_shared else self.address.root
+            self._urls[path] = httpx2.URL(base + path.removeprefix("/v1" * is_shared))
+        return self._urls[path]
 
     def _server(self, path: str) -> str:
         short = path.removeprefix(httpx2.URL(self.address.root).path.rstrip("/"))
