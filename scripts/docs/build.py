@@ -309,9 +309,18 @@ MEASURED: Mapping[str, tuple[Callable[[Any], str], str]] = {
         f"study-{name}": (partial(tables.checked, name=name), "studies/checked")
         for name in ("rules", "code", "sources")
     },
+    "study-decisions": (tables.decisions, "studies/decisions"),
     "study-lead": (tables.lead, "studies/lead"),
     "study-lora": (partial(tables.skills, members="lora"), "studies/specialists"),
     "study-skills": (partial(tables.skills, members="tiny"), "studies/specialists"),
+    **{
+        f"study-router-{name}": (partial(tables.router, part=part), "studies/routing")
+        for name, part in (
+            ("lora", "specialists, lora"),
+            ("tiny", "specialists, tiny"),
+            ("mixed", "mixed"),
+        )
+    },
     "threads": (tables.threads, "benchmarks/threads"),
     "takeover": (tables.takeover, "benchmarks/failover"),
     "tracing": (tables.tracing, "benchmarks/tracing"),

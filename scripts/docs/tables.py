@@ -590,6 +590,59 @@ def skills(results: Mapping[str, Result], members: str) -> str:
     return _joined(table(heads, rows), source("studies/specialists", worlds[0]["about"]))
 
 
+ROUTED = {
+    "the router": "**the router**",
+    "ours": "the vote, as by default",
+    "a router that knows the labels": "a router that is told the skill",
+}
+"""Ways of ``studies/routing.py``, in words, where they are not its own."""
+
+
+def router(results: Mapping[str, Result], part: str) -> str:
+    """The router against other ways to answer the same questions."""
+    if part not in results:
+        return nothing("studies/routing")
+    rows = []
+    for row in results[part]["rows"]:
+        found = row.get("the router against it", {})
+        rows.append(
+            (
+                ROUTED.get(row["way"], row["way"]),
+                f"{row['right']} of {row['marks']}",
+                found.get("won", ""),
+                found.get("lost", ""),
+                f"{found['p']:.2g}" if found else "",
+            )
+        )
+    heads = ("way", "right", "the router won", "the router lost", "p")
+    return _joined(table(heads, rows), source("studies/routing", results[part]))
+
+
+DECIDING = {
+    "smollm2": "SmolLM2",
+    "gemma": "Gemma",
+    "qwen": "Qwen 1.5B",
+    "together": "**all together**",
+}
+"""Members of ``studies/decisions.py``, in words."""
+
+
+def decisions(results: Result) -> str:
+    """Members that decide, each raw and calibrated, and all together."""
+    found: dict[tuple[str, str], dict[str, Result]] = {}
+    for row in results["rows"]:
+        if row.get("kind") in ("raw", "calibrated"):
+            found.setdefault((row["task"], row["system"]), {})[row["kind"]] = row
+    measures = ("accuracy", "log loss", "brier", "calibration error")
+    cells = []
+    for (task, system), kinds in found.items():
+        pairs = [f"{kinds['raw'][one]:.3f}, {kinds['calibrated'][one]:.3f}" for one in measures]
+        cells.append((task, DECIDING[system], *pairs))
+    heads = ("task", "who decides", "accuracy", "log loss", "Brier score", "calibration error")
+    note = "the first figure is raw, the second calibrated"
+    return _joined(table(heads, cells), source("studies/decisions", results, note))
+
+
 def papers(results: Result) -> str:
     """The tables of the papers, cell by cell, also those that were not run."""
     parts: list[str | Sequence[str]] = []
