@@ -35,14 +35,13 @@ from command import arguments, need, parsed
 from models import MODELS, member_of
 from rows import show, sign_test
 
-from langchain_specfuse.chat.labelling import NO_TEXT, LabelQuestion, scores_of
+from langchain_specfuse.chat.labelling import LabelQuestion, scores_of
 from langchain_specfuse.core.labels import (
     FLOOR,
     accuracy,
     averaged,
     brier,
     calibration_error,
-    corrected,
     fit,
     log_loss,
     softmax,
@@ -63,6 +62,10 @@ PARTS = {DEVELOPMENT: (60, 60), SEALED: (150, 510)}
 ORDERED = 60
 """This many test questions are also asked with their labels listed in reverse order."""
 TOGETHER = "together"
+BLANK = "N/A"
+RAW, MINUS_BLANK, CALIBRATED = "raw", "minus N/A", "calibrated"
+"""How scores become probabilities: as they are, as the package does without a calibration; minus
+the scores for the text ``BLANK``, as it did before; or as fitted to examples."""
 
 QUESTIONS = {
     "domains": LabelQuestion.choice(
@@ -209,7 +212,7 @@ def asked(chosen: Sequence[Example], tasks: Sequence[str]) -> list[Asked]:
     for task in tasks:
         own = [example for example in chosen if example.task == task]
         tests = [example for example in own if not example.fits]
-        blank = Example("", task, NO_TEXT, 0, True)
+        blank = Example("", task, BLANK, 0, True)
         everything += [(example, False) for example in (blank, *own)]
         everything += [(example, True) for example in (blank, *tests[:ORDERED])]
     return everything
@@ -307,20 +310,24 @@ def table(task: str, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
     )
     labels = [complete[key] for key in tests]
 
-    def raw(name: str, turned: bool = False) -> list[Any]:
-        blank = scores[name, "", turned]
+    def rows_of(name: str, turned: bool) -> list[tuple[float, ...]]:
         keys = tests if not turned else [key for key in tests if (name, key, True) in scores]
-        return [softmax(corrected(scores[name, key, turned], blank)) for key in keys]
+        return [scores[name, key, turned] for key in keys]
+
+    def raw(name: str, turned: bool = False) -> list[Any]:
+        return [softmax(row) for row in rows_of(name, turned)]
+
+    def minus_blank(name: str, turned: bool = False) -> list[Any]:
+        blank = scores[name, "", turned]
+        return [softmax(minus(row, blank)) for row in rows_of(name, turned)]
 
     def calibrated(name: str, turned: bool = False) -> list[Any]:
-        keys = tests if not turned else [key for key in tests if (name, key, True) in scores]
-        return [result.scales[name](scores[name, key, turned]) for key in keys]
+        return [result.scales[name](row) for row in rows_of(name, turned)]
 
-    kinds = {"as scored": lambda name: [softmax(scores[name, key, False]) for key in tests]}
-    kinds |= {"raw": raw, "calibrated": calibrated}
+    kinds = {RAW: raw, MINUS_BLANK: minus_blank, CALIBRATED: calibrated}
     by_kind = {kind: {name: make(name) for name in names} for kind, make in kinds.items()}
-    weights = {"as scored": SIZES, "raw": SIZES, "calibrated": result.weights}
-    best = by_kind["calibrated"][result.best]
+    weights = {RAW: SIZES, MINUS_BLANK: SIZES, CALIBRATED: result.weights}
+    best = by_kind[CALIBRATED][result.best]
     for kind, members in by_kind.items():
         every = {**members, TOGETHER: together(members, weights[kind])}
         for name, chances in every.items():
@@ -342,7 +349,7 @@ def table(task: str, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
             continue  # not asked yet
         turned_keys = [key for key in tests if (name, key, True) in scores]
         places = [tests.index(key) for key in turned_keys]
-        for kind, make in (("raw", raw), ("calibrated", calibrated)):
+        for kind, make in kinds.items():
             before = [by_kind[kind][name][place] for place in places]
             yield {
                 "task": task,
@@ -391,6 +398,17 @@ def against(own: Sequence[Any], best: Sequence[Any], labels: Sequence[int]) -> d
         "log loss gained": round(mean(gains), 4),
         "standard error": round(error, 4),
     }
+
+
+def minus(scores: Sequence[float], blank: Sequence[float]) -> tuple[float, ...]:
+    """The scores minus those for a text without content.
+
+    Zhao et al. 2021 (arXiv:2102.09690), Holtzman et al. 2021 (arXiv:2104.08315).
+
+    >>> minus([-4.0, -1.0], [-6.0, -1.0])
+    (2.0, 0.0)
+    """
+    return tuple(score - usual for score, usual in zip(scores, blank, strict=True))
 
 
 def changes(before: Sequence[Any], after: Sequence[Any]) -> dict[str, Any]:

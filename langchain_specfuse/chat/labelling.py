@@ -5,8 +5,7 @@ whole answer to it, in words. All labels share the prompt: one scoring pass per 
 ends with the text, so that the members read everything before it once.
 
 The labels are listed alphabetically, so the order in which they are given changes nothing. A
-member's scores without any text are subtracted from its scores (:func:`.core.labels.corrected`); a
-calibration for the same labels replaces that.
+calibration for the same labels corrects what a member prefers whatever the text says.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ..core.labels import Probabilities, Scale, averaged, corrected, softmax
+from ..core.labels import Probabilities, Scale, averaged, softmax
 from ..core.member import Probe
 from ..core.options import Settings
 from ..core.rounds import OVERFLOW
@@ -30,13 +29,9 @@ from ..errors import EnsembleError, MemberError, UsageError, advised
 Kind = Literal["choice", "noul", "score"]
 """Choose a label; yes or no; a level of an ordered scale."""
 INSTRUCTIONS = "Which of the options fits the text?"
-NO_TEXT = "N/A"
 IMPOSSIBLE = -100.0
 """The log-probability of a token that a member holds to be impossible (minus infinity), so that
 every label has a finite score."""
-REMEMBERED = 1000
-"""How many scores without a text are kept: one for each question and member. A question whose
-instructions contain a text may never be asked again."""
 YES, NO = "yes", "no"
 
 
@@ -164,8 +159,6 @@ class Decider:
 
     def __init__(self, ensemble: Ensemble) -> None:
         self._scorers = Scorers(ensemble)
-        self._usual: dict[tuple[LabelQuestion, str], tuple[float, ...]] = {}
-        """(question, member) -> its scores of the labels without a text."""
 
     def decide(
         self,
@@ -174,7 +167,7 @@ class Decider:
         settings: Settings | None = None,
     ) -> list[Decision]:
         """The decision about each item. All items are sent together."""
-        plan = _Plan(items, calibrations, self._scorers.probes(), self._usual)
+        plan = _Plan(items, calibrations, self._scorers.probes())
         return plan.decisions(self._scorers.scored(plan.requests, settings or Settings()))
 
     async def adecide(
@@ -184,7 +177,7 @@ class Decider:
         settings: Settings | None = None,
     ) -> list[Decision]:
         """``decide`` for asyncio."""
-        plan = _Plan(items, calibrations, await self._scorers.aprobes(), self._usual)
+        plan = _Plan(items, calibrations, await self._scorers.aprobes())
         return plan.decisions(await self._scorers.ascored(plan.requests, settings or Settings()))
 
     def scores(
@@ -209,39 +202,22 @@ class _Plan:
         items: Sequence[Item],
         calibrations: Sequence[LabelCalibration],
         probes: Mapping[str, Probe | Failure],
-        usual: dict[tuple[LabelQuestion, str], tuple[float, ...]],
     ) -> None:
         self._items = items
         self._probes = probes
-        self._remembered = usual
-        self._usual = dict(usual)
         self._members = _able(probes)
         questions = dict.fromkeys(question for question, _ in items)
         self._calibrations = {
             question: _calibration_for(question, calibrations) for question in questions
         }
-        self._without_text = [question for question in questions if self._needs_usual(question)]
-        """The questions that are also asked without a text."""
-        blank = [(question, NO_TEXT) for question in self._without_text]
-        self.requests = _requests([*items, *blank], self._members)
-
-    def _needs_usual(self, question: LabelQuestion) -> bool:
-        if self._calibrations[question] is not None:
-            return False
-        return any((question, name) not in self._usual for name in self._members)
+        self.requests = _requests(items, self._members)
 
     def decisions(self, replies: Sequence[Replies]) -> list[Decision]:
         failed = {name: probe for name, probe in self._probes.items() if isinstance(probe, Failure)}
         working = _working(self._members, replies, failed)
-        count = len(self._items)
-        for question, received in zip(self._without_text, replies[count:], strict=True):
-            for name, scores in _scores(received, working).items():
-                self._usual[question, name] = self._remembered[question, name] = scores
-        for key in list(self._remembered)[:-REMEMBERED]:
-            self._remembered.pop(key, None)
         return [
             self._decision(question, received, _scores(received, working))
-            for (question, _), received in zip(self._items, replies[:count], strict=True)
+            for (question, _), received in zip(self._items, replies, strict=True)
         ]
 
     def _decision(
@@ -252,10 +228,7 @@ class _Plan:
     ) -> Decision:
         calibration = self._calibrations[question]
         if calibration is None:
-            rows = {
-                name: softmax(corrected(own, self._usual[question, name]))
-                for name, own in scores.items()
-            }
+            rows = {name: softmax(own) for name, own in scores.items()}
             chances = averaged(rows, self._sizes(scores))
         else:
             chances = calibration.probabilities(question, scores)

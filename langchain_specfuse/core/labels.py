@@ -68,18 +68,6 @@ class Scale:
         return softmax(values)
 
 
-def corrected(scores: Sequence[float], without_text: Sequence[float]) -> tuple[float, ...]:
-    """Scores minus the scores of the same labels without a text: how much more probable the text
-    makes each label. A long or rare label has a low score with or without the text.
-
-    Zhao et al. 2021 (arXiv:2102.09690), Holtzman et al. 2021 (arXiv:2104.08315).
-
-    >>> corrected([-4.0, -1.0], [-6.0, -1.0])
-    (2.0, 0.0)
-    """
-    return tuple(score - usual for score, usual in zip(scores, without_text, strict=True))
-
-
 def averaged(
     probabilities: Mapping[str, Probabilities], weights: Mapping[str, float]
 ) -> Probabilities:
@@ -174,7 +162,7 @@ def fitted(scores: Sequence[Sequence[float]], labels: Sequence[int]) -> Scale:
     ([1, 0], [0, 1])
     """
     means = [math.fsum(column) / len(scores) for column in zip(*scores, strict=True)]
-    centred = [corrected(row, means) for row in scores]
+    centred = [[score - mean for score, mean in zip(row, means, strict=True)] for row in scores]
     slope, bias = _minimum(centred, labels, free_slope=True)
     if slope < LEAST_SLOPE:
         slope, bias = _minimum(centred, labels, free_slope=False)

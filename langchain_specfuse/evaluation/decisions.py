@@ -15,7 +15,6 @@ from typing import Any
 from ..chat.labelling import (
     INSTRUCTIONS,
     NO,
-    NO_TEXT,
     YES,
     Decider,
     LabelCalibration,
@@ -27,7 +26,6 @@ from ..core.labels import (
     accuracy,
     brier,
     calibration_error,
-    corrected,
     fit,
     log_loss,
 )
@@ -189,32 +187,30 @@ def fitted_to(
     finished examples and the number of all."""
     decider = Decider(ensemble)
     scores: dict[str, list[tuple[float, ...]]] = {}
-    texts = (*examples.texts, NO_TEXT)
+    texts = examples.texts
     for start in range(0, len(texts), AT_ONCE):
         part = [(examples.question, text) for text in texts[start : start + AT_ONCE]]
         for received in decider.scores(part, settings):
             for name, row in received.items():
                 scores.setdefault(name, []).append(row)
         if watch is not None:
-            watch(min(start + AT_ONCE, len(examples.texts)), len(examples.texts))
+            watch(min(start + AT_ONCE, len(texts)), len(texts))
     return fitted_scores(examples, scores)
 
 
 def fitted_scores(examples: Examples, scores: Mapping[str, Sequence[tuple[float, ...]]]) -> Fitted:
-    """Fit to scores. ``scores``: member -> its scores for each example, and last its scores without
-    a text."""
+    """Fit to scores. ``scores``: member -> its scores for each example."""
     labels = examples.labels
-    complete = {name: rows for name, rows in scores.items() if len(rows) == len(labels) + 1}
+    complete = {name: rows for name, rows in scores.items() if len(rows) == len(labels)}
     if not complete:
         raise EnsembleError(f"no member has scored all examples: {', '.join(scores)} failed")
-    own = {name: rows[:-1] for name, rows in complete.items()}
-    result = fit(own, labels)
+    result = fit(complete, labels)
     calibration = LabelCalibration(
         examples.question.labels, result.scales, result.weights, len(labels)
     )
     qualities = []
     for name, rows in complete.items():
-        raw = [Scale()(corrected(row, rows[-1])) for row in rows[:-1]]
+        raw = [Scale()(row) for row in rows]
         qualities.append(Quality.of(name, raw, labels, calibrated=False))
         qualities.append(Quality.of(name, result.held_out[name], labels, calibrated=True))
     qualities.append(Quality.of(TOGETHER, result.together, labels, calibrated=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import itertools
 import json
 import math
@@ -13,7 +14,6 @@ import tracemalloc
 import pytest
 
 from langchain_specfuse import EnsembleError, ScriptedMember, UsageError
-from langchain_specfuse.chat import labelling
 from langchain_specfuse.core.values import Scored
 
 decisions = pytest.importorskip("langchain_core.decisions")
@@ -78,10 +78,13 @@ def test_the_order_of_the_labels_changes_no_probability():
         )
 
 
-def test_a_label_that_a_member_prefers_without_a_text_has_no_advantage():
-    prejudiced = says(name="prejudiced", otherwise="billing")
-    answer = team(SpecFuseDecisionModel(members=[prejudiced]), "hello")
-    assert list(answer.probabilities.values()) == pytest.approx([1 / 3] * 3)
+def test_the_label_that_a_member_gives_to_no_text_can_win():
+    member = says(("paid", "billing"), ("down", "Yes"), name="ann", otherwise="sales")
+    assert team(SpecFuseDecisionModel(members=[member]), "What a lovely day").choice == "sales"
+    calm = says(("down", "Yes"), otherwise="No")
+    question = {"urgent": Noul(instructions="Is it urgent?")}
+    asked = {"state": "What a lovely day", "questions": question}
+    assert SpecFuseDecisionModel(members=[calm]).invoke(asked).nouls["urgent"].noul < 0.2
 
 
 def test_yes_or_no_gives_the_probability_of_yes():
@@ -341,8 +344,7 @@ async def test_the_router_middleware_of_langchain_asks_the_chosen_model(agent):
     assert (await agent.ainvoke(question))["messages"][-1].text == "It is 5."
 
 
-def test_questions_that_differ_each_time_leave_little_behind(monkeypatch):
-    monkeypatch.setattr(labelling, "REMEMBERED", 4)
+def test_questions_that_differ_each_time_leave_little_behind():
     model = SpecFuseDecisionModel(members=[knows("a"), knows("b")])
 
     def ask(number):
@@ -352,9 +354,11 @@ def test_questions_that_differ_each_time_leave_little_behind(monkeypatch):
     answers = [ask(number) for number in range(3)]
     tracemalloc.start()
     answers += [ask(number) for number in range(100)]
+    gc.collect()
     before = tracemalloc.get_traced_memory()[0]
     for number in range(500):
         ask(number)
+    gc.collect()
     grown = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
     assert grown < 100_000
@@ -365,12 +369,11 @@ def test_questions_that_differ_each_time_leave_little_behind(monkeypatch):
 def test_a_label_that_a_member_holds_for_impossible_is_never_chosen(at):
     class Sure(ScriptedMember):
         def score(self, jobs):
-            return [Scored(tuple(map(self._row, job.candidates, [job] * 99))) for job in jobs]
+            return [Scored(tuple(map(self._row, job.candidates))) for job in jobs]
 
-        def _row(self, candidate, job):
-            is_blank = job.query.turns[-1].text.endswith("N/A")
+        def _row(self, candidate):
             row = [-1.0, -1.0]
-            if candidate.text == "billing" and not is_blank:
+            if candidate.text == "billing":
                 row[at] = -math.inf
             return tuple(row)
 
