@@ -99,6 +99,7 @@ THIRD_PARTY = {
     "uvicorn": {"serve/"},
     "ray": {"members/ray.py"},
     "httpx2": {"members/server/"},
+    "orjson": {"members/server/"},
 }
 """Third-party package -> the folders and files that may import it. Others must not be imported."""
 
