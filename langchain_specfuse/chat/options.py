@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Self
 
 from langchain_core.language_models import BaseChatModel
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, PrivateAttr, ValidationInfo, field_validator, model_validator
 
 from ..core.checks import Check
 from ..core.options import Flag, Method, Settings, shown
@@ -151,6 +151,8 @@ class Call(Options):
         default=None, description="the answer follows this grammar, for example 'root ::= \"x\"'"
     )
 
+    _has_calibrated_result: bool = PrivateAttr(default=False)
+
     @field_validator("choice", mode="before")
     @classmethod
     def _choice_as_list(cls, choice: Any) -> Any:
@@ -183,7 +185,15 @@ class Call(Options):
         """The call with the options that its calibration file decides."""
         if not self.calibration:
             return self
-        return type(self)(**{**dict(self), **changes_for(self)})
+        changes = changes_for(self)
+        call = type(self)(**{**dict(self), **changes})
+        call._has_calibrated_result = "result" in changes
+        return call
+
+    @property
+    def has_calibrated_result(self) -> bool:
+        """Whether the calibration file chose the result, and not the user."""
+        return self._has_calibrated_result
 
     @property
     def writers(self) -> list[str]:

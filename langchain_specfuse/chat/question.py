@@ -200,9 +200,12 @@ def _result(call: Call, shape: _shape.Shape) -> Any:
                 error = UsageError(f"{name} is given, but answers are agreed segment by segment")
                 raise advised(error, f"add segment='answer', or leave {name} out")
         return None
-    if call.result is not None:
+    is_constrained = shape.text is not None or bool(shape.tools)
+    # A calibration was made with questions in plain text: its number is not the result of a call.
+    is_foreign = call.has_calibrated_result and is_constrained and not is_fused(call)
+    if call.result is not None and not is_foreign:
         return call.result
-    if shape.text is not None or shape.tools:
+    if is_constrained:
         return "text"
     if call.checks:
         return None  # the first answer that passes wins

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from langchain_core.tools import tool
 from pydantic import BaseModel
 
 from langchain_specfuse import ScriptedMember, SpecFuseChatModel
+from langchain_specfuse.chat.calibration import Calibration
 
 
 def agreed(*texts: str, **options: Any) -> Any:
@@ -89,3 +91,61 @@ def test_a_stop_string_where_a_call_might_begin_ends_the_answer(text: str) -> No
     answer = agreed(text, tools=[find], stop=["<"], result="text")
     assert answer.text == "a " and answer.response_metadata["finish_reason"] == "stop"
     assert answer.response_metadata["specfuse"]["finish"] == "stop_string"
+
+
+# --- with a calibration that compares whole answers by their numbers ------------------------------
+
+
+def calibrated(folder: Path, *texts: str, **options: Any) -> SpecFuseChatModel:
+    """Return a chat model of members that write these texts, with a file that the second leads."""
+    file = folder / "calibration.json"
+    shares = {"a": 0.5, "b": 0.5, "c": 0.5}
+    Calibration("b", shares, 40, use="consensus", result="number").save(file)
+    members = [ScriptedMember(text, name=name) for text, name in zip(texts, "abc", strict=True)]
+    return SpecFuseChatModel(members=members, calibration=file, **options)
+
+
+@tool
+def go(city: str, days: int) -> str:
+    """Go to a city."""
+    return city
+
+
+class Trip(BaseModel):
+    city: str
+    days: int
+
+
+TRIPS = [f'{{"city": "{city}", "days": 2}}' for city in ("Bergen", "Oslo", "Bergen")]
+CALLS = [ScriptedMember.call("go", city=city, days=2) for city in ("Bergen", "Oslo", "Bergen")]
+
+
+def test_a_calibrated_number_does_not_decide_calls_objects_and_choices(tmp_path: Path) -> None:
+    answer = calibrated(tmp_path, *CALLS).bind_tools([go]).invoke("Where to?")
+    assert [call["args"]["city"] for call in answer.tool_calls] == ["Bergen"]
+    trip = calibrated(tmp_path, *TRIPS).with_structured_output(Trip).invoke("Where to?")
+    assert trip == Trip(city="Bergen", days=2)
+    rooms = ["room 2", "suite 2", "room 2"]
+    answer = calibrated(tmp_path, *rooms).invoke("Which?", choice=["room 2", "suite 2"])
+    assert answer.text == "room 2"
+
+
+def test_a_calibrated_number_decides_plain_text(tmp_path: Path) -> None:
+    texts = ["It is 4.", "It is 5.", "2 + 2 = 4"]
+    assert calibrated(tmp_path, *texts).invoke("2 + 2?").text == "It is 4."
+    llm = calibrated(tmp_path, *texts).bind_tools([go], tool_choice="none")
+    assert llm.invoke("2 + 2?").text == "It is 4."
+
+
+def test_a_number_that_the_user_chose_decides_calls_too(tmp_path: Path) -> None:
+    llm = calibrated(tmp_path, *CALLS, segment="answer", result="number").bind_tools([go])
+    assert [call["args"]["city"] for call in llm.invoke("Where to?").tool_calls] == ["Oslo"]
+
+
+def test_a_calibrated_fusion_merges_calls(tmp_path: Path) -> None:
+    llm = calibrated(tmp_path, *CALLS)
+    Calibration("b", {"a": 0.5, "b": 0.5, "c": 0.5}, 40, use="fusion", result="fuse").save(
+        tmp_path / "calibration.json"
+    )
+    answer = llm.bind_tools([go]).invoke("Where to?")
+    assert answer.response_metadata["specfuse"]["panel"]["writers"] == ["b"]
