@@ -124,7 +124,7 @@ class AgreedTokens:
 def length_of(draft: Draft) -> int:
     """A draft's length in tokens. A draft that was cut inside a token has length 1, as in the
     answer's budget."""
-    return len(draft.tokens) or bool(draft.text)
+    return len(draft.tokens) or int(bool(draft.text))
 
 
 def _pieces_of(draft: Draft) -> Iterator[tuple[int, int]]:
