@@ -36,7 +36,7 @@ from .rounds import (
     rounds,
     without_failed,
 )
-from .values import BUDGET, Ask, Draft, DraftJob, Failure, Query, Replies, Reply, Segment
+from .values import BUDGET, Ask, Draft, DraftJob, Failure, Query, Replies, Reply, Segment, Turn
 
 
 def is_fused(settings: Settings) -> bool:
@@ -206,13 +206,17 @@ def _whole(draft: Draft, answer: Answer) -> Draft:
 
 
 def _question(query: Query, texts: Sequence[str]) -> Query:
-    """The query whose last message is followed by these answers, without those that are empty.
+    """The query whose last message is followed by these answers, without those that are empty. If
+    that message is not the user's, they are a new message of the user: the system's text, an
+    assistant's text and a tool's result stay as they are.
 
     Its id is new, because members keep their caches and scripts by the id.
     """
     read = [text for text in texts if text.strip()]
     turns = query.turns
     if read:
+        if turns[-1].role != "user":
+            turns = (*turns, Turn("user", ""))
         last = turns[-1]
         turns = (*turns[:-1], replace(last, text=prompts.fusion(last.text, read)))
     return replace(query, id=f"{query.id}-fused", turns=turns)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-FUSION = """{message}
-
-Several assistants have answered this, each alone:
+FUSION = """Several assistants have answered this, each alone:
 
 {answers}
 
@@ -15,7 +13,8 @@ and do not mention these answers."""
 
 
 def fusion(message: str, answers: Sequence[str]) -> str:
-    """The last message of the conversation, followed by these answers to it, without their authors.
+    """The user's last message, if it ends the conversation (otherwise empty), followed by these
+    answers to it, without their authors.
 
     >>> print(fusion("How many?", ["Two.", "Three."]))
     How many?
@@ -31,4 +30,5 @@ def fusion(message: str, answers: Sequence[str]) -> str:
     Any part of these answers may be wrong. Write the final answer, in the form that was asked for, and do not mention these answers.
     """  # noqa: E501
     numbered = [f"Answer {number}:\n{text}" for number, text in enumerate(answers, 1)]
-    return FUSION.format(message=message, answers="\n\n".join(numbered))
+    request = FUSION.format(answers="\n\n".join(numbered))
+    return f"{message}\n\n{request}" if message else request

@@ -11,6 +11,7 @@ from langchain_specfuse.core.options import Method, Settings
 from langchain_specfuse.core.rounds import rounds
 from langchain_specfuse.core.values import (
     BUDGET,
+    Attachment,
     Draft,
     DraftJob,
     Effort,
@@ -122,18 +123,38 @@ def test_samples_of_one_member_are_drawn_with_other_seeds_and_read_together():
 
 
 def test_system_message_and_history_are_kept_and_only_the_last_turn_is_extended():
-    call = ToolCall("find", "{}", "1")
     turns = (
         Turn("system", "Be brief."),
-        Turn("user", "Find it."),
-        Turn("assistant", "", (call,)),
-        Turn("tool", "found: 4", name="find", call_id="1"),
+        Turn("user", "Hello."),
+        Turn("assistant", "Hello!"),
+        Turn("user", "What is it?", attachments=(Attachment("image", "{}"),)),
     )
     (query,) = {*finals(fuse(TWO, query=Query("q", turns)))}
     assert query.turns[:3] == turns[:3] and query.id != "q"
     last = query.turns[3]
-    assert last.text.startswith("found: 4\n") and "Answer 2:\nIt is 4." in last.text
-    assert replace(last, text="found: 4") == turns[3]
+    assert last.text.startswith("What is it?\n") and "Answer 2:\nIt is 4." in last.text
+    assert replace(last, text="What is it?") == turns[3]
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        Turn("tool", "found: 4", name="find", call_id="1"),
+        Turn("assistant", "It is"),
+        Turn("system", "Name a number."),
+    ],
+)
+def test_the_answers_are_a_new_turn_of_the_user_after_any_other_turn(last):
+    asked = (
+        Turn("system", "Be brief."),
+        Turn("user", "Find it."),
+        Turn("assistant", "", (ToolCall("find", "{}", "1"),)),
+    )
+    turns = (last,) if last.role == "system" else (*asked, last)
+    (query,) = {*finals(fuse(TWO, query=Query("q", turns)))}
+    assert query.turns[:-1] == turns and query.turns[-1].role == "user"
+    assert query.turns[-1].text.startswith("Several assistants have answered this")
+    assert "Answer 2:\nIt is 4." in query.turns[-1].text
 
 
 # --- members that fail, refuse or say nothing -----------------------------------------------------
