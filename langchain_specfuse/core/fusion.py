@@ -3,9 +3,11 @@ one.
 
 The answers are round 0. The rounds after it are those of ``core.rounds`` for a longer question, so
 checks, budgets, tools, constraints and the reserve work as in any other answer. Members that fail
-leave; refusals and empty answers are left out. A single answer is fused too: the lead may still
-correct it, and the final answer is streamed and checked in the same way however many members have
-answered. If there is no answer to read, the lead answers the question itself.
+leave; refusals and empty answers are left out. If the lead refuses to write the final answer,
+another member writes it, unless one refusal is enough (``refusals="any"``). A single answer is
+fused too: the lead may still correct it, and the final answer is streamed and checked in the same
+way however many members have answered. If there is no answer to read, the lead answers the question
+itself.
 
 Paper: it does not merge answers. Mixture-of-Agents (Wang et al., 2024) merges them in this way.
 With several samples of one member, this is called self-fusion.
@@ -113,10 +115,9 @@ def fused(query: Query, settings: Settings, panel: Panel, referee: Referee = FRE
         yield refused_round(1, panel, panel, answer, {}, last, checking, answer.text)
         return
     # 2. The lead reads the answers and writes the final one. The others are in reserve.
-    alone = settings.method.model_copy(update={"margin": math.inf})
     yield from rounds(
         _question(query, [draft.text for draft in drafts.values()]),
-        settings.model_copy(update={"method": alone}),
+        _final(settings),
         _led(panel, writers),
         referee,
         budget=budget,
@@ -195,6 +196,14 @@ def _led(panel: Panel, writers: Sequence[str]) -> Panel:
     return replace(
         panel, members=(lead,), weights={writer: 1.0}, lead=writer, reserve=tuple(reserve)
     )
+
+
+def _final(settings: Settings) -> Settings:
+    """The settings of the final answer: one member writes alone. If it refuses although others have
+    answered, one of them writes instead."""
+    alone = settings.method.model_copy(update={"margin": math.inf})
+    refusals = "any" if settings.refusals == "any" else "ignore"
+    return settings.model_copy(update={"method": alone, "refusals": refusals})
 
 
 def _whole(draft: Draft, answer: Answer) -> Draft:

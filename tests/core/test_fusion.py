@@ -207,6 +207,33 @@ def test_a_member_that_has_answered_writes_before_a_lead_that_refused():
     assert played.text == "Four." and played.rounds[-1].finish == "stop"
 
 
+REFUSES_TO_MERGE = writes("Four.", ScriptedMember.refusal("I do not merge."))
+
+
+@pytest.mark.parametrize("refusals", ["outvoted", "ignore"])
+def test_another_member_writes_if_the_lead_refuses_the_final_answer(refusals):
+    members = {"a": REFUSES_TO_MERGE, "b": writes("It is 4.", "by b")}
+    played = fuse(members, FUSED.model_copy(update={"lead": "a", "refusals": refusals}))
+    last = played.rounds[-1]
+    assert (played.text, last.winner, last.finish) == ("by b", "b", "stop")
+    assert played.rounds[1].refusals == {"a": "I do not merge."} and not played.left
+
+
+@pytest.mark.parametrize(("other", "refusals"), [(TWO["b"], "any"), (REFUSES_TO_MERGE, "outvoted")])
+def test_the_final_answer_is_a_refusal_if_all_refuse_it_or_one_is_enough(other, refusals):
+    members = {"a": REFUSES_TO_MERGE, "b": other}
+    played = fuse(members, FUSED.model_copy(update={"lead": "a", "refusals": refusals}))
+    last = played.rounds[-1]
+    assert (last.finish, last.winner, played.text) == ("refusal", "a", "")
+    assert last.refusals["a"] == "I do not merge."
+
+
+def test_a_refusal_stands_if_no_request_is_left_for_another_writer():
+    members = {"a": billed(REFUSES_TO_MERGE), "b": billed(TWO["b"])}
+    played = fuse(members, FUSED.model_copy(update={"max_calls": 3}))
+    assert (played.rounds[-1].finish, played.text) == ("refusal", "") and played.error is None
+
+
 def test_a_single_answer_is_fused_too():
     played = fuse({"a": writes("Four.")})
     assert played.text == FINAL and len(played.rounds) == 4
