@@ -321,6 +321,9 @@ def _none_left(failures: Mapping[str, Failure]) -> EnsembleError:
         errors.append(error)
     reasons = "; ".join(f"{error.member} ({error.kind}): {error}" for error in errors)
     wrong = EnsembleError(f"no member is left to decide: {reasons}", failures=tuple(errors))
+    notes = [note for error in errors for note in getattr(error.__cause__, "__notes__", ())]
+    for note in dict.fromkeys(notes):
+        wrong.add_note(note)
     if {error.kind for error in errors} == {"overflow"}:
         return advised(wrong, OVERFLOW)
     return wrong

@@ -162,6 +162,16 @@ def test_a_chat_model_decides_by_ballot():
     assert answer.choice == "billing" and answer.confidence > 0.8
 
 
+def test_a_chat_model_refuses_more_labels_than_a_ballot_lists():
+    many = {"billing": None, **{f"team_{number}": None for number in range(26)}}
+    with pytest.raises(EnsembleError, match="at most 26 texts, got 27") as caught:
+        team(SpecFuseDecisionModel(members=[Ballots()]), criteria=many)
+    assert "fewer labels" in caught.value.__notes__[0]
+    with pytest.warns(UserWarning, match="takes no part in a decision"):
+        answer = team(SpecFuseDecisionModel(members=[Ballots(), knows()]), criteria=many)
+    assert answer.choice == "billing"
+
+
 def test_a_member_that_cannot_score_is_refused():
     model = SpecFuseDecisionModel(members=[ScriptedMember("x", name="mute", draft_only=True)])
     with pytest.raises(UsageError, match="mute cannot decide") as caught:

@@ -993,6 +993,17 @@ def test_a_ballot_is_a_letter_and_not_an_article(reply: str, share: float) -> No
     assert scored(member, score_job(*drafts)).logprobs[1] == (pytest.approx(math.log(share)),)
 
 
+def test_a_ballot_with_more_texts_than_letters_is_refused_before_any_request() -> None:
+    model = talker(letter="A")
+    texts = [Candidate(f" {number}", True, ()) for number in range(27)]
+    member = ChatModelMember(model, name="a")
+    assert len(scored(member, score_job(*texts[:26])).logprobs) == 26
+    asked = len(model.asked)
+    (reply,) = member.score([score_job(*texts)])
+    assert isinstance(reply, Failure) and len(model.asked) == asked > 0
+    assert reply.message == "a ballot lists at most 26 texts, got 27"
+
+
 def test_members_without_log_probabilities_agree_by_ballot() -> None:
     scripts = (
         "The sky is blue today, they say.",

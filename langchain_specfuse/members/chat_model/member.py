@@ -47,7 +47,7 @@ from ...core.values import (
     Tool,
     Turn,
 )
-from ...errors import MemberError, advised
+from ...errors import MemberError, UsageError, advised
 from ...secret_values import masked, remember
 from ..arguments import checked
 from ..names import check_argument, kind_of
@@ -467,6 +467,7 @@ class ChatModelMember:
         began, start = time.time(), time.perf_counter()
         self._refuse_if_spent(job)
         size = len(job.candidates)
+        _refuse_too_many(size)
         counts = [DOUBT] * size
         effort = Effort()
         orders = [list(range(size)), list(reversed(range(size)))]
@@ -496,6 +497,17 @@ class ChatModelMember:
             f"Continuations:\n{drafts}\n\n{BALLOT}"
         )
         return [HumanMessage(_content(text, attachments))]
+
+
+def _refuse_too_many(size: int) -> None:
+    """Refuse a ballot with more texts than letters."""
+    if size > len(LETTERS):
+        error = UsageError(f"a ballot lists at most {len(LETTERS)} texts, got {size}")
+        advice = (
+            "ask about fewer labels at a time, or use members that score texts: in this process, "
+            "or on a vLLM or llama.cpp server"
+        )
+        raise advised(error, advice)
 
 
 def _text_of(answer: Sequence[Segment]) -> str:
