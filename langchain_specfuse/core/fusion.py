@@ -19,6 +19,7 @@ import math
 from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import replace
 
+from ..errors import EnsembleError, advised
 from . import prompts
 from .answer import Answer, legal_part
 from .checking import Checking
@@ -39,6 +40,10 @@ from .rounds import (
     without_failed,
 )
 from .values import BUDGET, Ask, Draft, DraftJob, Failure, Query, Replies, Reply, Segment, Turn
+
+SHORTER_ANSWERS = (
+    "the writer reads all answers: use fewer members, fewer samples or a smaller max_tokens"
+)
 
 
 def is_fused(settings: Settings) -> bool:
@@ -115,13 +120,14 @@ def fused(query: Query, settings: Settings, panel: Panel, referee: Referee = FRE
         yield refused_round(1, panel, panel, answer, {}, last, checking, answer.text)
         return
     # 2. The lead reads the answers and writes the final one. The others are in reserve.
-    yield from rounds(
-        _question(query, [draft.text for draft in drafts.values()]),
-        _final(settings),
-        _led(panel, writers),
-        referee,
-        budget=budget,
-    )
+    question = _question(query, [draft.text for draft in drafts.values()])
+    try:
+        yield from rounds(question, _final(settings), _led(panel, writers), referee, budget=budget)
+    except EnsembleError as error:
+        is_longer = question.turns != query.turns
+        if is_longer and any(gone.kind == "overflow" for gone in error.failures if gone.round):
+            advised(error, SHORTER_ANSWERS)
+        raise
 
 
 def _own_answers(

@@ -358,6 +358,24 @@ def test_a_call_is_kept_for_the_writer_of_several_samples():
     assert list(played.rounds[0].drafts) == ["a", "b", "a#2"]
 
 
+def has_short_context(job, number):
+    """Answer alone, but have no room to read the answers of others."""
+    if is_final(job.query):
+        return Failure("overflow", "the prompt has 9 tokens, the context 8")
+    return Draft("Four.", True, (1,))
+
+
+def test_answers_that_exceed_the_context_of_every_writer_say_how_to_make_them_shorter():
+    played = fuse({"a": has_short_context, "b": has_short_context})
+    assert [failure.kind for failure in played.error.failures] == ["overflow", "overflow"]
+    assert any("fewer members" in note for note in played.error.__notes__)
+
+
+def test_a_question_that_exceeds_every_context_does_not_blame_the_answers():
+    played = fuse({"a": fails("overflow", "too long"), "b": fails("overflow", "too long")})
+    assert not any("fewer members" in note for note in played.error.__notes__)
+
+
 def test_max_tokens_applies_to_each_answer_and_to_the_final_one():
     members = {"a": writes("1 2 3 4 5 6", "7 8 9 10 11 12"), "b": writes("1 2 3")}
     played = fuse(members, FUSED.model_copy(update={"max_tokens": 4}))
