@@ -2,8 +2,8 @@
 
 Each way to use them is compared with the lead alone, on the questions on which their scores differ.
 A way is opened only if this many wins would be rare if wins and losses were equally likely: p < 0.1
-divided by the number of ways that were tried. So at most one calibration in ten admits members that
-do not help.
+divided by the number of ways that were tried, and only if its mean score is higher. So at most one
+calibration in ten admits members that do not help.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def tried(comparison: Comparison, ways: int) -> Tried:
         one_sided(wins, losses),
         passes=comparison.passes,
         seconds=comparison.seconds,
-        opened=opens(wins, losses, ways),
+        # With graded scores, many small wins may weigh less than a few losses.
+        opened=opens(wins, losses, ways) and comparison.difference.mean > 0,
     )
 
 

@@ -6,8 +6,8 @@ import random
 import pytest
 
 from langchain_specfuse.evaluation import Graded
-from langchain_specfuse.evaluation.comparison import one_sided
-from langchain_specfuse.evaluation.gate import ALPHA, opens, weights
+from langchain_specfuse.evaluation.comparison import compared, one_sided
+from langchain_specfuse.evaluation.gate import ALPHA, opens, tried, weights
 
 
 def clopper_pearson(wins: int, count: int, alpha: float) -> float:
@@ -50,6 +50,19 @@ def test_a_way_that_is_no_better_than_the_lead_opens_in_at_most_one_of_ten_calib
             any_open |= opens(sum(marks), len(marks) - sum(marks), 3)
         opened += any_open
     assert opened <= 100
+
+
+def test_many_small_wins_do_not_open_a_way_that_is_worse_on_the_whole():
+    def graded(system, scores):
+        return [
+            Graded(f"{system}{number}", system, str(number), 0, "x", score, passes=1)
+            for number, score in enumerate(scores)
+        ]
+
+    lead = graded("lead", [0.5] * 20 + [1.0] * 5)
+    worse = tried(compared(graded("vote", [0.51] * 20 + [0.0] * 5), lead), ways=4)
+    assert (worse.wins, worse.losses, worse.opened) == (20, 5, False) and worse.p < ALPHA / 4
+    assert tried(compared(graded("vote", [0.9] * 20 + [0.0] * 5), lead), ways=4).opened
 
 
 def test_weights_are_log_odds_and_count_more_where_errors_seldom_agree():
