@@ -7,7 +7,7 @@ Every conclusion states its uncertainty, and "cannot tell" is a possible conclus
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -79,6 +79,15 @@ def refuse_few(task: Task) -> None:
         raise advised(error, "more prompts give more certainty; or use the built-in ones")
 
 
+def refuse_names(members: Iterable[str]) -> None:
+    """Refuse members that are called like a way to use them: answers are told apart by these
+    names."""
+    for name in members:
+        if name in WAYS:
+            error = UsageError(f"the doctor takes no member that is called {name!r}")
+            raise advised(error, "a way to use the members has that name: rename it with name=")
+
+
 def diagnosed(
     task: Task,
     members: Mapping[str, Member] | Sequence[Any],
@@ -97,6 +106,7 @@ def diagnosed(
     refuse_few(task)
     if not isinstance(members, Mapping):
         members = ensemble_for(members_list(members, "members")).members
+    refuse_names(members)
     findings, healthy = _examined(members, progress or _ignore)
     if not healthy:
         return Diagnosis(tuple(findings), None, "none", ("No member could be loaded.",))

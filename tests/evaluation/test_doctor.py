@@ -13,7 +13,7 @@ from langchain_specfuse.core.options import Method, Settings
 from langchain_specfuse.core.values import Query, Turn
 from langchain_specfuse.errors import UsageError
 from langchain_specfuse.evaluation import Results
-from langchain_specfuse.evaluation.doctor import diagnosed, own_task
+from langchain_specfuse.evaluation.doctor import WAYS, diagnosed, own_task
 from langchain_specfuse.evaluation.health import examine, load
 
 from .parts import Confident, Forgetful, Known, Missing, Shifted, knows, sum_of, sums
@@ -177,6 +177,15 @@ def test_with_few_prompts_it_cannot_tell_and_says_how_many_would(tmp_path):
     )
     with pytest.raises(UsageError, match="at least 20 prompts, got 19"):
         diagnosis(tmp_path, knows("ann", lambda n: True), count=19)
+
+
+@pytest.mark.parametrize("name", sorted(WAYS))
+def test_a_member_that_is_called_like_a_way_is_refused_before_anything_is_asked(tmp_path, name):
+    members = [knows("ann", lambda n: True), knows(name, lambda n: True)]
+    with pytest.raises(UsageError, match=f"no member that is called '{name}'") as refused:
+        diagnosis(tmp_path, *members)
+    assert "rename it with name=" in refused.value.__notes__[0]
+    assert [member.draft_calls for member in members] == [0, 0]
 
 
 # --- the calibration file -------------------------------------------------------------------------
