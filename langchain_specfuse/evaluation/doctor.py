@@ -111,25 +111,25 @@ def diagnosed(
     if not healthy:
         return Diagnosis(tuple(findings), None, "none", ("No member could be loaded.",))
 
-    def asked(systems: Sequence[System]) -> tuple[Plan, list[Graded]]:
-        plan = Plan(task, tuple(systems), healthy, at_once=at_once)
-        return plan, run(plan, results, watch=watch)
+    def asked(systems: Sequence[System]) -> list[Graded]:
+        return run(Plan(task, tuple(systems), healthy, at_once=at_once), results, watch=watch)
 
     singles = [System(name, (name,), settings) for name in healthy]
-    _, answers = asked(singles)
+    answers = asked(singles)
+    if any(graded.error for graded in answers):
+        answers = asked(singles)  # an error that passes must not choose the lead
     alone = by_system(answers)
     findings += [_endings(name, alone[name]) for name in healthy]
     lead = max(healthy, key=lambda name: _rank(alone[name]))
     ways: list[System] = []
+    router = None
     if len(healthy) > 1:
         ways = ways_of(list(healthy), lead, settings, task, alone)
-    plan, answers = asked([*singles, *ways])
-    router = None
-    if ways:
+        answers += asked(ways)
         router, routed = with_router(task.questions, alone, embeddings)
         ways.append(System(ROUTER, tuple(healthy), settings))
-        plan = replace(plan, systems=(*singles, *ways))
         answers += routed
+    plan = Plan(task, (*singles, *ways), healthy, at_once=at_once)
     report = summary(plan, answers)
     comparisons = [item for item in report.comparisons if item.other == lead]
     calibration = None
@@ -140,9 +140,8 @@ def diagnosed(
     verdict, advice = advise(calibration, comparisons)
     bad = sorted({finding.member for finding in findings if finding.verdict == BAD})
     fixes = [f"Fix {name} first, or leave it out: a check failed." for name in bad]
-    return Diagnosis(
-        tuple(findings), report, verdict, (*fixes, *advice), tuple(answers), calibration
-    )
+    advice = [*fixes, *_about_errors(alone), *advice]
+    return Diagnosis(tuple(findings), report, verdict, tuple(advice), tuple(answers), calibration)
 
 
 def _ignore(text: str) -> None:
@@ -332,6 +331,16 @@ def advise(
         "would show a difference of 5 points."
     )
     return "cannot tell", lines
+
+
+def _about_errors(alone: Mapping[str, Sequence[Graded]]) -> list[str]:
+    """How often each member failed alone, although it was asked again."""
+    lines = []
+    for name, answers in alone.items():
+        if failed := sum(bool(graded.error) for graded in answers):
+            prompts = amount(failed, "prompt")
+            lines.append(f"{name} failed on {prompts}, counted as wrong: see results.jsonl.")
+    return lines
 
 
 def _about_lead(calibration: Calibration) -> str:

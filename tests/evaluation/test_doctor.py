@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -177,6 +178,37 @@ def test_with_few_prompts_it_cannot_tell_and_says_how_many_would(tmp_path):
     )
     with pytest.raises(UsageError, match="at least 20 prompts, got 19"):
         diagnosis(tmp_path, knows("ann", lambda n: True), count=19)
+
+
+def failing(name: str, times: int) -> Known:
+    """A member that is right about every sum, but fails so many times on the first seven."""
+    strong, asked = knows(name, lambda n: True), Counter[int]()
+
+    def answer(query: Query) -> str:
+        asked[sum_of(query)] += 1
+        if 0 < sum_of(query) < 14 and asked[sum_of(query)] <= times:
+            raise RuntimeError("429")
+        return strong.answer(query)
+
+    return Known(answer, name=name)
+
+
+def test_an_error_that_passes_does_not_choose_the_lead(tmp_path):
+    weak = knows("weak", lambda n: n % 20 != 1)
+    diagnosed = diagnosis(tmp_path, failing("strong", times=1), weak, count=40)
+    members = {name: rows(diagnosed)[name] for name in ("strong", "weak")}
+    assert members == diagnosed.calibration.members == {"strong": 1.0, "weak": 0.9}
+    assert diagnosed.calibration.lead == "strong"
+    assert "strong leads: alone it is right on 100% of 40 prompts" in diagnosed.advice[0]
+
+
+def test_errors_that_do_not_pass_count_as_wrong_and_the_advice_says_so(tmp_path):
+    weak = knows("weak", lambda n: n % 20 != 1)
+    diagnosed = diagnosis(tmp_path, failing("strong", times=2), weak, count=40)
+    members = {name: rows(diagnosed)[name] for name in ("strong", "weak")}
+    assert members == diagnosed.calibration.members == {"strong": 33 / 40, "weak": 0.9}
+    assert "strong failed on 7 prompts, counted as wrong: see results.jsonl." in diagnosed.advice
+    assert not any(line.startswith("weak failed") for line in diagnosed.advice)
 
 
 @pytest.mark.parametrize("name", sorted(WAYS))
