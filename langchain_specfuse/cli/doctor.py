@@ -89,7 +89,8 @@ def run(arguments: argparse.Namespace, out: TextIO) -> bool:
     if arguments.calibration and diagnosis.calibration:
         diagnosis.calibration.save(arguments.calibration)
     elif arguments.calibration:
-        say(f"{arguments.calibration} is not written: it needs two members that can be loaded")
+        needs = "it needs two members that can be loaded, and an answer"
+        say(f"{arguments.calibration} is not written: {needs}")
     print(json.dumps(content) if arguments.json else text(diagnosis), file=out)
     if arguments.calibration and diagnosis.calibration and not arguments.json:
         file = one_line(arguments.calibration)

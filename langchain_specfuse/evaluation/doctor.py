@@ -25,7 +25,7 @@ from .comparison import GAP, Comparison, by_system, mean, scores_of
 from .gate import tried, weights
 from .graders import Question
 from .health import BAD, GOOD, WATCH, Finding, examine, load
-from .report import Report, summary
+from .report import Report, plain, summary
 from .results import Graded, Results
 from .routing import fitted, left_out
 from .running import AT_ONCE, ENSEMBLE, FUSION, Plan, System, Watch, fusion_of, run
@@ -50,7 +50,8 @@ class Diagnosis:
     report: Report | None
     """None: no member could be loaded."""
     verdict: str
-    """``ensemble``, ``alone``, ``cannot tell``, or ``none``: fewer than two members work."""
+    """``ensemble``, ``alone``, ``cannot tell``, or ``none``: fewer than two members work, or no
+    member answers."""
     advice: tuple[str, ...]
     results: tuple[Graded, ...] = ()
     calibration: Calibration | None = None
@@ -58,13 +59,16 @@ class Diagnosis:
 
     def as_dict(self) -> dict[str, Any]:
         """The diagnosis as plain JSON."""
-        return {
-            "verdict": self.verdict,
-            "advice": list(self.advice),
-            "findings": [asdict(finding) for finding in self.findings],
-            "report": self.report.as_dict() if self.report else None,
-            "calibration": self.calibration.as_dict() if self.calibration else None,
-        }
+        content: dict[str, Any] = plain(
+            {
+                "verdict": self.verdict,
+                "advice": self.advice,
+                "findings": [asdict(finding) for finding in self.findings],
+                "report": self.report.as_dict() if self.report else None,
+                "calibration": self.calibration.as_dict() if self.calibration else None,
+            }
+        )
+        return content
 
 
 def own_task() -> Task:
@@ -119,11 +123,12 @@ def diagnosed(
     if any(graded.error for graded in answers):
         answers = asked(singles)  # an error that passes must not choose the lead
     alone = by_system(answers)
+    answered = any(not graded.error for graded in answers)
     findings += [_endings(name, alone[name]) for name in healthy]
     lead = max(healthy, key=lambda name: _rank(alone[name]))
     ways: list[System] = []
     router = None
-    if len(healthy) > 1:
+    if len(healthy) > 1 and answered:
         ways = ways_of(list(healthy), lead, settings, task, alone)
         answers += asked(ways)
         router, routed = with_router(task.questions, alone, embeddings)
@@ -138,6 +143,8 @@ def diagnosed(
         scores = {name: mean(scores_of(alone[name]).values()) for name in healthy}
         calibration = calibrated(ways, attempts, lead, scores, len(task.questions), router)
     verdict, advice = advise(calibration, comparisons)
+    if not answered:
+        advice = ["No member answered a prompt: there is nothing to compare."]
     bad = sorted({finding.member for finding in findings if finding.verdict == BAD})
     fixes = [f"Fix {name} first, or leave it out: a check failed." for name in bad]
     advice = [*fixes, *_about_errors(alone), *advice]
@@ -179,10 +186,17 @@ def _endings(name: str, answers: Sequence[Graded]) -> Finding:
     return Finding(name, "answers", WATCH if doubtful else GOOD, text)
 
 
-def _rank(answers: Sequence[Graded]) -> tuple[float, float]:
-    """The lead: the member with the best score alone and, among equals, the fastest."""
-    score = mean(scores_of(answers).values())
-    return round(score, 9), -math.fsum(graded.seconds for graded in answers)
+def _rank(answers: Sequence[Graded]) -> tuple[float, int, float]:
+    """The lead: the member with the best score alone and, among equals, the one that failed least,
+    then the fastest."""
+    failed, seconds = _burden(answers)
+    return round(mean(scores_of(answers).values()), 9), -failed, -seconds
+
+
+def _burden(answers: Sequence[Graded]) -> tuple[int, float]:
+    """How many answers ended in an error, and the computing time of all."""
+    failed = sum(bool(graded.error) for graded in answers)
+    return failed, math.fsum(graded.seconds for graded in answers)
 
 
 def ways_of(
@@ -224,8 +238,8 @@ def with_router(
 ) -> tuple[Router, list[Graded]]:
     """A router made from all questions that every member was asked, and its answers. For each
     question, a router made from all other questions chooses the member whose answer counts."""
-    # Among members with equal shares, the first leads: the fastest, as in _rank.
-    names = sorted(alone, key=lambda name: math.fsum(graded.seconds for graded in alone[name]))
+    # Among members with equal shares, the first leads, as in _rank.
+    names = sorted(alone, key=lambda name: _burden(alone[name]))
     by_question = {name: scores_of(alone[name]) for name in names}
     asked = [
         question
@@ -337,7 +351,8 @@ def _about_errors(alone: Mapping[str, Sequence[Graded]]) -> list[str]:
     """How often each member failed alone, although it was asked again."""
     lines = []
     for name, answers in alone.items():
-        if failed := sum(bool(graded.error) for graded in answers):
+        failed, _ = _burden(answers)
+        if failed:
             prompts = amount(failed, "prompt")
             lines.append(f"{name} failed on {prompts}, counted as wrong: see results.jsonl.")
     return lines

@@ -82,7 +82,7 @@ class Report:
         """The report as plain JSON."""
         systems = dict.fromkeys(item.system for item in self.comparisons)
         verdicts = {system: self.verdict(system) for system in systems}
-        content: dict[str, Any] = _plain({**asdict(self), "verdicts": verdicts})
+        content: dict[str, Any] = plain({**asdict(self), "verdicts": verdicts})
         return content
 
 
@@ -102,12 +102,12 @@ def _loses(comparison: Comparison, count: int) -> bool:
     return lower and comparison.p < SIGNIFICANT / count
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """The value without infinity and NaN, which JSON does not have."""
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, float) and math.isnan(value):
         return None
     if value == math.inf:

@@ -101,6 +101,20 @@ def test_the_doctor_writes_a_calibration_that_a_chat_model_takes(call, tmp_path)
     )
 
 
+def test_no_calibration_is_written_where_no_member_answers(call, tmp_path):
+    def unable(query):
+        raise RuntimeError("401")
+
+    members = [Known(unable, name="ann"), Known(unable, name="bob")]
+    argv = ["doctor", "--prompts", "sums.jsonl", "--grader", "number", "--json", "-q"]
+    code, out, err = call(*argv, "--calibration", "p.json", by=members)
+    assert code == FAILED and "p.json is not written: it needs two members" in err
+    assert not (tmp_path / "p.json").exists()
+    saved = (tmp_path / "specfuse-doctor" / "doctor.json").read_text()
+    for text in (out, saved):
+        json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
 def test_the_profile_of_earlier_versions_is_refused_with_the_flag_that_replaced_it(call):
     code, out, err = call("doctor", "--profile", "p.json")
     assert (code, out) == (MISUSED, "") and "-> use --calibration p.json" in err

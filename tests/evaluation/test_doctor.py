@@ -211,6 +211,27 @@ def test_errors_that_do_not_pass_count_as_wrong_and_the_advice_says_so(tmp_path)
     assert not any(line.startswith("weak failed") for line in diagnosed.advice)
 
 
+def unable(query: Query) -> str:
+    raise RuntimeError("401")
+
+
+def test_members_that_never_answer_get_no_calibration(tmp_path):
+    members = [Known(unable, name=name) for name in ("ann", "bob")]
+    diagnosed = diagnosis(tmp_path, *members, count=20)
+    assert (diagnosed.verdict, diagnosed.calibration) == ("none", None)
+    assert rows(diagnosed) == {"ann": 0.0, "bob": 0.0}
+    assert diagnosed.advice[-1] == "No member answered a prompt: there is nothing to compare."
+    json.dumps(diagnosed.as_dict(), allow_nan=False)
+
+
+def test_a_member_that_never_answers_does_not_lead_one_that_answers_wrongly(tmp_path):
+    members = [Known(unable, name="ann"), knows("bob", lambda n: False)]
+    diagnosed = diagnosis(tmp_path, *members, count=20)
+    assert diagnosed.calibration.lead == "bob"
+    json.dumps(diagnosed.calibration.as_dict(), allow_nan=False)
+    json.dumps(diagnosed.as_dict(), allow_nan=False)
+
+
 @pytest.mark.parametrize("name", sorted(WAYS))
 def test_a_member_that_is_called_like_a_way_is_refused_before_anything_is_asked(tmp_path, name):
     members = [knows("ann", lambda n: True), knows(name, lambda n: True)]
