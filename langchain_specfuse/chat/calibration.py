@@ -11,7 +11,10 @@ import hashlib
 import json
 import logging
 import math
+import os
 import re
+import shutil
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
@@ -122,10 +125,12 @@ class Calibration:
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
     def save(self, path: str | Path) -> None:
-        """Write the calibration to a JSON file. If the file exists, its decisions are kept."""
+        """Write the calibration to a JSON file. If the file exists, it must be a calibration file,
+        and its decisions are kept."""
+        kept = content_of(path).get("decisions")
         data = self.as_dict()
-        data["decisions"] = data["decisions"] or _decisions_in(path)
-        Path(path).write_text(as_text(data), encoding="utf-8")
+        data["decisions"] = data["decisions"] or kept
+        write(path, data)
 
     @classmethod
     def load(cls, path: str | Path) -> Calibration:
@@ -174,18 +179,46 @@ _NUMBERS = re.compile(r"\[\n([-+.\de,\n ]+)\]")
 """A list of numbers in indented JSON. A string in JSON contains no line break."""
 
 
-def as_text(data: Mapping[str, Any]) -> str:
+def content_of(path: str | Path) -> dict[str, Any]:
+    """The content of the calibration file with this name, or nothing if there is no file. Raises
+    ``UsageError`` for a file of another kind, which must not be overwritten."""
+    file = Path(path)
+    if not file.exists():
+        return {}
+    try:
+        data = json.loads(file.read_text(encoding="utf-8-sig")) if file.is_file() else None
+    except UNREADABLE as error:
+        raise _other_file(path) from error
+    if not isinstance(data, dict) or "specfuse_calibration" not in data:
+        raise _other_file(path)
+    entries = data.get("decisions") or []
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise _other_file(path)
+    return data
+
+
+def _other_file(path: str | Path) -> UsageError:
+    error = UsageError(f"{str(path)!r} exists, but is not a calibration file")
+    return advised(error, "name another file")
+
+
+def write(path: str | Path, data: Mapping[str, Any]) -> None:
+    """Write a calibration file. Readers see the old file or the new one, never a part of it."""
+    file = Path(path).resolve()
+    part = file.with_name(f".specfuse-{uuid.uuid4().hex}.part")
+    try:
+        part.write_text(_as_text(data), encoding="utf-8")
+        if file.exists():
+            shutil.copymode(file, part)
+        os.replace(part, file)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _as_text(data: Mapping[str, Any]) -> str:
     """The content of a calibration file: JSON, with each list of numbers on one line."""
     text = json.dumps(data, indent=1, ensure_ascii=False)
     return _NUMBERS.sub(lambda numbers: f"[{' '.join(numbers[1].split())}]", text) + "\n"
-
-
-def _decisions_in(path: str | Path) -> Any:
-    """The decisions in this file, if it exists and has any."""
-    try:
-        return json.loads(Path(path).read_text(encoding="utf-8-sig")).get("decisions")
-    except UNREADABLE:
-        return None
 
 
 def _check_router(router: Router, members: Iterable[str]) -> None:

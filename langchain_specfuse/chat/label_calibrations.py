@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..core.labels import Scale
 from ..errors import UsageError, advised
-from .calibration import FORMAT, UNREADABLE, as_text
+from .calibration import FORMAT, UNREADABLE, content_of, write
 from .labelling import LabelCalibration
 
 KEY = "decisions"
@@ -47,23 +47,21 @@ def read_labels(path: str | Path, members: Sequence[str]) -> list[LabelCalibrati
 def write_labels(path: str | Path, calibration: LabelCalibration) -> None:
     """Add a calibration to this file. It replaces one for the same labels, and those for other
     members."""
-    target = Path(path)
-    data: dict[str, Any] = {"specfuse_calibration": FORMAT}
-    kept: list[Any] = []
-    if target.exists():
-        try:
-            data = json.loads(target.read_text(encoding="utf-8-sig"))
-            kept = [
-                entry
-                for entry in data.get(KEY) or ()
-                if set(entry["labels"]) != set(calibration.labels)
-                and set(entry["members"]) == set(calibration.scales)
-            ]
-        except UNREADABLE as error:
-            wrong = UsageError(f"{target} exists, but is not a calibration file: {error!r:.200}")
-            raise advised(wrong, "name another file") from error
+    data = content_of(path) or {"specfuse_calibration": FORMAT}
+    kept = [
+        entry
+        for entry in data.get(KEY) or ()
+        if _names(entry, "labels") != set(calibration.labels)
+        and _names(entry, "members") == set(calibration.scales)
+    ]
     data[KEY] = [*kept, _as_data(calibration)]
-    target.write_text(as_text(data), encoding="utf-8")
+    write(path, data)
+
+
+def _names(entry: Mapping[str, Any], key: str) -> set[str]:
+    """The names in a list of an entry, which somebody may have edited."""
+    names = entry.get(key)
+    return set(map(str, names)) if isinstance(names, list) else set()
 
 
 def _as_data(calibration: LabelCalibration) -> dict[str, Any]:

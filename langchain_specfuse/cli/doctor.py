@@ -104,6 +104,8 @@ def run(arguments: argparse.Namespace, out: TextIO) -> bool:
 
 def _check(arguments: argparse.Namespace) -> None:
     """Refuse arguments that the doctor cannot use, before any member is loaded."""
+    from ..chat.calibration import content_of
+
     for name in ("verifiers", "lead"):
         if getattr(arguments, name) not in (None, [], "auto"):
             raise advised(
@@ -126,6 +128,8 @@ def _check(arguments: argparse.Namespace) -> None:
     if file and not Path(file).absolute().parent.is_dir():
         error = UsageError(f"--calibration {file}: there is no folder {Path(file).parent}")
         raise advised(error, "make the folder, or name a file in another one")
+    if file:
+        content_of(file)
 
 
 def text(diagnosis: Any) -> str:

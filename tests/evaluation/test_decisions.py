@@ -99,6 +99,48 @@ def test_a_file_keeps_other_labels_and_who_leads(file, tmp_path):
     assert sorted(calibration.labels for calibration in read) == [TEAMS, ("no", "yes")]
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(
+            "",
+            "my notes",
+            '{"name": "web", "version": "1"}',
+            "[]",
+            '{"input": "a"}\n{"input": "b"}',
+        ),
+        '{"specfuse_calibration": 2, "decisions": [7]}',
+    ],
+)
+def test_no_file_of_another_kind_is_overwritten(file, tmp_path, content):
+    path = tmp_path / "package.json"
+    path.write_text(content)
+    fitted = fitted_to(examples_of(file(lines(30))), Ensemble([member("knows")]))
+    for write in (
+        lambda: write_labels(path, fitted.calibration),
+        lambda: Calibration("knows", {"knows": 1.0}, 20).save(path),
+    ):
+        with pytest.raises(UsageError, match="exists, but is not a calibration file") as caught:
+            write()
+        assert caught.value.__notes__ == ["-> name another file"]
+        assert path.read_text() == content
+
+
+def test_a_failed_write_leaves_the_file_as_it_was(tmp_path, monkeypatch):
+    path = tmp_path / "calibration.json"
+    Calibration("knows", {"knows": 1.0}, 20).save(path)
+    before = path.read_text()
+
+    def full(*given):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+    with pytest.raises(OSError, match="no space"):
+        Calibration("knows", {"knows": 0.5}, 20).save(path)
+    assert path.read_text() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_labels_say_what_kind_of_question_it_is(file):
     def kind(labels, **more):
         rows = [{"input": f"text {i}", "label": labels[i % len(labels)], **more} for i in range(24)]
@@ -203,3 +245,19 @@ def test_the_command_refuses_what_it_cannot_use(file, tmp_path, monkeypatch, cap
     assert main(["doctor", "--decisions", "examples.jsonl", *more]) == MISUSED
     error = capsys.readouterr().err
     assert more[0] in error and "-> " in error
+
+
+@pytest.mark.parametrize("option", ["--decisions", "--prompts"])
+def test_the_command_does_not_overwrite_its_questions(file, tmp_path, monkeypatch, capsys, option):
+    path = file({**line, "reference": "billing"} for line in lines(30))
+    before = path.read_text()
+    monkeypatch.chdir(tmp_path)
+
+    def script(query):
+        pytest.fail("a member was asked")
+
+    replace_demo([ScriptedMember(script, name="knows")], monkeypatch.setattr)
+    assert main(["doctor", option, path.name, "--calibration", path.name]) == MISUSED
+    error = capsys.readouterr().err
+    assert "is not a calibration file" in error and "-> name another file" in error
+    assert path.read_text() == before
