@@ -33,6 +33,7 @@ IMPOSSIBLE = -100.0
 """The log-probability of a token that a member holds to be impossible (minus infinity), so that
 every label has a finite score."""
 YES, NO = "yes", "no"
+LEAVE_OUT = "leave the member out: a calibration is for exactly the members that it was fitted to"
 
 
 @dataclass(frozen=True)
@@ -154,6 +155,16 @@ Item = tuple[LabelQuestion, str]
 """A question and the text that it is about."""
 
 
+@dataclass(frozen=True)
+class Measured:
+    """The members' scores of one item."""
+
+    scores: Mapping[str, tuple[float, ...]]
+    """member -> its score of each label."""
+    failures: Mapping[str, Failure]
+    """The members without scores, and why."""
+
+
 class Decider:
     """Members that decide together."""
 
@@ -180,18 +191,28 @@ class Decider:
         plan = _Plan(items, calibrations, await self._scorers.aprobes())
         return plan.decisions(await self._scorers.ascored(plan.requests, settings or Settings()))
 
-    def scores(
-        self, items: Sequence[Item], settings: Settings | None = None
-    ) -> list[dict[str, tuple[float, ...]]]:
-        """Each member's scores of every item, as measured. A member that fails is left out. One
-        that votes by ballots, as chat models do, is refused before any request."""
+    def scores(self, items: Sequence[Item], settings: Settings | None = None) -> list[Measured]:
+        """Each member's scores of every item, as measured. A request that fails is sent once more.
+        A member that votes by ballots, as chat models do, is refused before any request; one that
+        does not load is an error."""
         probes = self._scorers.probes()
         members = _able(probes)
         _refuse_ballots(probes)
-        replies = self._scorers.scored(_requests(items, members), settings or Settings())
-        failed = {name: probe for name, probe in probes.items() if isinstance(probe, Failure)}
-        working = _working(members, replies, failed)
-        return [_scores(received, working) for received in replies]
+        missing = {name: probe for name, probe in probes.items() if isinstance(probe, Failure)}
+        if missing:
+            raise advised(failed("not all members could be loaded", missing), LEAVE_OUT)
+        settings = settings or Settings()
+        replies = self._scorers.scored(_requests(items, members), settings)
+        measured = [_measured(received) for received in replies]
+        again = [place for place, row in enumerate(measured) if row.failures]
+        requests = [
+            dict.fromkeys(measured[place].failures, question.job(text))
+            for place in again
+            for question, text in [items[place]]
+        ]
+        for place, received in zip(again, self._scorers.scored(requests, settings), strict=True):
+            measured[place] = _measured({**replies[place], **received})
+        return measured
 
 
 class _Plan:
@@ -246,6 +267,11 @@ class _Plan:
 
 def _requests(items: Sequence[Item], members: Sequence[str]) -> list[dict[str, ScoreJob]]:
     return [dict.fromkeys(members, question.job(text)) for question, text in items]
+
+
+def _measured(replies: Replies) -> Measured:
+    failures = {name: reply for name, reply in replies.items() if isinstance(reply, Failure)}
+    return Measured(_scores(replies, [name for name in replies if name not in failures]), failures)
 
 
 def _scores(replies: Replies, members: Sequence[str]) -> dict[str, tuple[float, ...]]:
@@ -314,18 +340,24 @@ def _working(
 
 
 def _none_left(failures: Mapping[str, Failure]) -> EnsembleError:
+    wrong = failed("no member is left to decide", failures)
+    if {failure.kind for failure in failures.values()} == {"overflow"}:
+        return advised(wrong, OVERFLOW)
+    return wrong
+
+
+def failed(what: str, failures: Mapping[str, Failure]) -> EnsembleError:
+    """The error that these members' failures cause. ``what``: the beginning of its text."""
     errors = []
     for name, failure in failures.items():
         error = MemberError(failure.message, member=name, kind=failure.kind)
         error.__cause__ = failure.cause
         errors.append(error)
     reasons = "; ".join(f"{error.member} ({error.kind}): {error}" for error in errors)
-    wrong = EnsembleError(f"no member is left to decide: {reasons}", failures=tuple(errors))
+    wrong = EnsembleError(f"{what}: {reasons}", failures=tuple(errors))
     notes = [note for error in errors for note in getattr(error.__cause__, "__notes__", ())]
     for note in dict.fromkeys(notes):
         wrong.add_note(note)
-    if {error.kind for error in errors} == {"overflow"}:
-        return advised(wrong, OVERFLOW)
     return wrong
 
 

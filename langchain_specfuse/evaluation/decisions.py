@@ -8,17 +8,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..chat.labelling import (
     INSTRUCTIONS,
+    LEAVE_OUT,
     NO,
     YES,
     Decider,
     LabelCalibration,
     LabelQuestion,
+    Measured,
+    failed,
 )
 from ..core.labels import (
     Probabilities,
@@ -31,7 +34,7 @@ from ..core.labels import (
 )
 from ..core.options import Settings
 from ..engine.ensemble import Ensemble
-from ..errors import EnsembleError, UsageError, advised, amount
+from ..errors import UsageError, advised, amount
 from .running import AT_ONCE
 from .tasks import json_lines
 
@@ -39,6 +42,8 @@ FEWEST = 20
 """Examples."""
 EXAMPLE = 'one object per line: {"input": "I was charged twice", "label": "billing"}'
 TOGETHER = "together"
+SHOWN = 5
+"""How many lines of examples without scores are named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,8 @@ class Examples:
     texts: tuple[str, ...]
     labels: tuple[int, ...]
     """For each text, the index of its label in the question's labels."""
+    lines: tuple[int, ...]
+    """For each text, its line in the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +98,8 @@ class Fitted:
     best: str
     """The member with the lowest log loss after calibration."""
     qualities: tuple[Quality, ...]
+    left_out: Mapping[int, str] = field(default_factory=dict)
+    """line -> why its example takes no part in the fit."""
 
     def as_dict(self) -> dict[str, Any]:
         """The fit as plain JSON."""
@@ -100,6 +109,7 @@ class Fitted:
             "best": self.best,
             "weights": dict(self.calibration.weights),
             "systems": [asdict(quality) for quality in self.qualities],
+            "left_out": {str(line): reason for line, reason in self.left_out.items()},
         }
 
 
@@ -111,6 +121,7 @@ def examples_of(path: str | Path) -> Examples:
     as in LangChain's questions.
     """
     texts: list[str] = []
+    lines: list[int] = []
     labels: list[str] = []
     about: dict[str, Any] = {}
     for number, line in json_lines(path, EXAMPLE):
@@ -129,6 +140,7 @@ def examples_of(path: str | Path) -> Examples:
                     "fit each question to a file of its own",
                 )
         texts.append(text)
+        lines.append(number)
         labels.append(_label(label))
     if len(texts) < FEWEST:
         error = UsageError(f"{path}: a fit needs at least {FEWEST} examples, got {len(texts)}")
@@ -139,7 +151,7 @@ def examples_of(path: str | Path) -> Examples:
         error = UsageError(f"{path}: the criteria have no {', '.join(map(repr, unknown))}")
         raise advised(error, f"the labels are {', '.join(question.labels)}")
     places = tuple(question.labels.index(label) for label in labels)
-    return Examples(question, tuple(texts), places)
+    return Examples(question, tuple(texts), places, tuple(lines))
 
 
 def _label(value: str | bool | int) -> str:
@@ -183,38 +195,67 @@ def fitted_to(
     *,
     watch: Callable[[int, int], None] | None = None,
 ) -> Fitted:
-    """Let every member score every example, and fit. ``watch`` is called with the number of
-    finished examples and the number of all."""
+    """Let every member score every example, and fit to the examples that all members scored.
+    ``watch`` is called with the number of finished examples and the number of all."""
     decider = Decider(ensemble)
-    scores: dict[str, list[tuple[float, ...]]] = {}
+    rows: list[Measured] = []
     texts = examples.texts
     for start in range(0, len(texts), AT_ONCE):
         part = [(examples.question, text) for text in texts[start : start + AT_ONCE]]
-        for received in decider.scores(part, settings):
-            for name, row in received.items():
-                scores.setdefault(name, []).append(row)
+        rows += decider.scores(part, settings)
         if watch is not None:
             watch(min(start + AT_ONCE, len(texts)), len(texts))
-    return fitted_scores(examples, scores)
+    _refuse_incomplete(examples, rows)
+    return fitted_scores(examples, rows)
 
 
-def fitted_scores(examples: Examples, scores: Mapping[str, Sequence[tuple[float, ...]]]) -> Fitted:
-    """Fit to scores. ``scores``: member -> its scores for each example."""
-    labels = examples.labels
-    complete = {name: rows for name, rows in scores.items() if len(rows) == len(labels)}
-    if not complete:
-        raise EnsembleError(f"no member has scored all examples: {', '.join(scores)} failed")
-    result = fit(complete, labels)
+def fitted_scores(examples: Examples, rows: Sequence[Measured]) -> Fitted:
+    """Fit to the examples that all members scored."""
+    complete = [place for place, row in enumerate(rows) if not row.failures]
+    labels = [examples.labels[place] for place in complete]
+    names = rows[complete[0]].scores
+    scores = {name: [rows[place].scores[name] for place in complete] for name in names}
+    result = fit(scores, labels)
     calibration = LabelCalibration(
         examples.question.labels, result.scales, result.weights, len(labels)
     )
     qualities = []
-    for name, rows in complete.items():
-        raw = [Scale()(row) for row in rows]
+    for name, own in scores.items():
+        raw = [Scale()(row) for row in own]
         qualities.append(Quality.of(name, raw, labels, calibrated=False))
         qualities.append(Quality.of(name, result.held_out[name], labels, calibrated=True))
     qualities.append(Quality.of(TOGETHER, result.together, labels, calibrated=True))
-    return Fitted(examples.question, calibration, result.best, tuple(qualities))
+    left_out = {
+        line: _reason(row) for line, row in zip(examples.lines, rows, strict=True) if row.failures
+    }
+    return Fitted(examples.question, calibration, result.best, tuple(qualities), left_out)
+
+
+def _refuse_incomplete(examples: Examples, rows: Sequence[Measured]) -> None:
+    """Refuse a fit without one of the members, or to too few examples."""
+    silent = {
+        name: failure
+        for name, failure in rows[0].failures.items()
+        if all(name in row.failures for row in rows)
+    }
+    if silent:
+        raise advised(failed("not all members have scored an example", silent), LEAVE_OUT)
+    complete = [label for label, row in zip(examples.labels, rows, strict=True) if not row.failures]
+    if len(complete) == len(rows) or (len(complete) >= FEWEST and len(set(complete)) > 1):
+        return
+    line, row = next(pair for pair in zip(examples.lines, rows, strict=True) if pair[1].failures)
+    error = failed(
+        f"all members have scored only {amount(len(complete), 'example')}, of "
+        f"{amount(len(set(complete)), 'label')}; line {line} failed",
+        row.failures,
+    )
+    advice = f"a fit needs {FEWEST} examples of at least two labels: add some that all can read"
+    raise advised(error, advice)
+
+
+def _reason(row: Measured) -> str:
+    reasons = (f"{name} ({why.kind}): {why.message}" for name, why in row.failures.items())
+    return " ".join("; ".join(reasons).split())
 
 
 def text_of(fitted: Fitted) -> str:
@@ -222,9 +263,23 @@ def text_of(fitted: Fitted) -> str:
     return "\n".join(_lines(fitted))
 
 
+def _left_out(reasons: Mapping[int, str]) -> str:
+    """
+    >>> _left_out({7: "ann (timeout): no reply", 9: "ann (timeout): no reply"})
+    '2 examples are left out (lines 7, 9). ann (timeout): no reply'
+    """
+    count = amount(len(reasons), "example")
+    verb, lines = ("is", "line") if len(reasons) == 1 else ("are", "lines")
+    first = ", ".join(map(str, list(reasons)[:SHOWN]))
+    more = ", ..." if len(reasons) > SHOWN else ""
+    return f"{count} {verb} left out ({lines} {first}{more}). {next(iter(reasons.values()))}"
+
+
 def _lines(fitted: Fitted) -> Iterator[str]:
     count = amount(fitted.calibration.examples, "example")
     yield f"{len(fitted.question.labels)} labels, {count}; calibrated rows are cross-validated"
+    if fitted.left_out:
+        yield _left_out(fitted.left_out)
     width = max(len(quality.system) for quality in fitted.qualities)
     head = f"{'':{width}}  {'':10}  accuracy  log loss  Brier  calibration error"
     yield head

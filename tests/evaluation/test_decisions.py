@@ -8,7 +8,7 @@ import random
 import pytest
 from langchain_core.language_models import FakeListChatModel
 
-from langchain_specfuse import ChatModelMember, ScriptedMember, UsageError
+from langchain_specfuse import ChatModelMember, EnsembleError, ScriptedMember, UsageError
 from langchain_specfuse.chat.calibration import Calibration
 from langchain_specfuse.chat.label_calibrations import read_labels, write_labels
 from langchain_specfuse.chat.labelling import Decider
@@ -197,15 +197,68 @@ def test_chat_models_are_refused_before_any_request(file):
     assert "two paid requests" in caught.value.__notes__[0]
 
 
-def test_a_member_that_fails_is_not_part_of_the_fit(file):
-    class Failing(ScriptedMember):
-        def score(self, jobs):
-            raise RuntimeError("out of order")
+class Failing(ScriptedMember):
+    def score(self, jobs):
+        raise RuntimeError("out of order")
 
-    members = Ensemble([member("knows"), Failing("x", name="broken")])
-    with pytest.warns(UserWarning, match="broken takes no part"):
-        fitted = fitted_to(examples_of(file(lines(30))), members)
-    assert list(fitted.calibration.weights) == ["knows"]
+
+class Missing(ScriptedMember):
+    def probe(self):
+        raise RuntimeError("no such file")
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (Failing("x", name="broken"), "scored an example: broken .*out of order"),
+        (Missing("x", name="broken"), "could be loaded: broken .*no such file"),
+    ],
+)
+def test_a_fit_without_one_of_the_members_is_refused(file, broken, message):
+    with pytest.raises(EnsembleError, match=message) as caught:
+        fitted_to(examples_of(file(lines(30))), Ensemble([member("knows"), broken]))
+    assert "leave the member out" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("others", [(), ("reads all",)])
+def test_a_text_that_a_member_cannot_read_is_left_out_and_named(file, others):
+    rows = list(lines(30))
+    rows[17]["input"] += " Please help me." * 100
+    short = member("short")
+    short.max_context = 100
+    members = Ensemble([short, *map(member, others)])
+    fitted = fitted_to(examples_of(file(rows)), members)
+    assert set(fitted.calibration.scales) == {"short", *others}
+    assert fitted.calibration.examples == 29
+    assert list(fitted.left_out) == [18] and "short (overflow)" in fitted.left_out[18]
+    assert "1 example is left out (line 18). short (overflow)" in text_of(fitted)
+    assert list(fitted.as_dict()["left_out"]) == ["18"]
+
+
+def test_too_few_examples_that_all_members_can_read_are_refused(file):
+    rows = list(lines(30))
+    for row in rows[5:20]:
+        row["input"] += " Please help me." * 100
+    short = member("short")
+    short.max_context = 100
+    with pytest.raises(EnsembleError, match=r"only 15 examples, .* line 6 failed: short") as caught:
+        fitted_to(examples_of(file(rows)), Ensemble([short]))
+    assert "a fit needs 20 examples" in caught.value.__notes__[0]
+
+
+def test_a_request_that_fails_once_is_sent_again(file):
+    failures = ["out of order"]
+
+    class Unsteady(ScriptedMember):
+        def score(self, jobs):
+            if failures:
+                raise RuntimeError(failures.pop())
+            return super().score(jobs)
+
+    members = Ensemble([member("knows"), Unsteady("sales", name="unsteady")])
+    fitted = fitted_to(examples_of(file(lines(30))), members)
+    assert not failures and not fitted.left_out
+    assert fitted.calibration.examples == 30
 
 
 def test_a_file_of_other_members_is_refused(file, tmp_path):
