@@ -1,7 +1,7 @@
 """Read and write what the doctor fitted for decisions: the key ``decisions`` of a calibration file.
 
-It is a list with one entry for each set of labels. The file's other keys belong to the chat model's
-calibration (``chat.calibration``) and stay as they are.
+It is a list with one entry for each question and each set of members. The file's other keys belong
+to the chat model's calibration (``chat.calibration``) and stay as they are.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from ..core.labels import Scale
 from ..errors import UsageError, advised
 from .calibration import FORMAT, UNREADABLE, content_of, write
-from .labelling import LabelCalibration
+from .labelling import Kind, LabelCalibration
 
 KEY = "decisions"
 ADVICE = "write one with: langchain-specfuse doctor --decisions FILE.jsonl --calibration FILE"
 
 
 def read_labels(path: str | Path, members: Sequence[str]) -> list[LabelCalibration]:
-    """The calibrations in this file, which must be for exactly these members."""
+    """The calibrations in this file that are for exactly these members. There must be one."""
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8-sig"))
         calibrations = [_from_data(entry) for entry in data[KEY] or ()]
@@ -34,28 +34,30 @@ def read_labels(path: str | Path, members: Sequence[str]) -> list[LabelCalibrati
     except UNREADABLE as error:
         unreadable = UsageError(f"calibration {str(path)!r} cannot be read: {error}")
         raise advised(unreadable, ADVICE) from error
-    for calibration in calibrations:
-        if set(calibration.scales) != set(members):
-            foreign = UsageError(
-                f"calibration {str(path)!r} was made for {', '.join(calibration.scales)}, but the "
-                f"members are {', '.join(members)}"
-            )
-            raise advised(foreign, "calibrate these members, or leave calibration out")
-    return calibrations
+    own = [each for each in calibrations if set(each.scales) == set(members)]
+    if not own:
+        made_for = "; ".join(dict.fromkeys(", ".join(each.scales) for each in calibrations))
+        foreign = UsageError(
+            f"calibration {str(path)!r} was made for {made_for}, but the members are "
+            f"{', '.join(members)}"
+        )
+        raise advised(foreign, "calibrate these members, or leave calibration out")
+    return own
 
 
 def write_labels(path: str | Path, calibration: LabelCalibration) -> None:
-    """Add a calibration to this file. It replaces one for the same labels, and those for other
-    members."""
+    """Add a calibration to this file. It replaces one for the same question and members."""
     data = content_of(path) or {"specfuse_calibration": FORMAT}
-    kept = [
-        entry
-        for entry in data.get(KEY) or ()
-        if _names(entry, "labels") != set(calibration.labels)
-        and _names(entry, "members") == set(calibration.scales)
-    ]
-    data[KEY] = [*kept, _as_data(calibration)]
+    new = _as_data(calibration)
+    kept = [entry for entry in data.get(KEY) or () if _about(entry) != _about(new)]
+    data[KEY] = [*kept, new]
     write(path, data)
+
+
+def _about(entry: Mapping[str, Any]) -> list[Any]:
+    """The question and the members of an entry."""
+    names = [_names(entry, "labels"), _names(entry, "members")]
+    return [entry.get("kind", "choice"), entry.get("question", ""), *names]
 
 
 def _names(entry: Mapping[str, Any], key: str) -> set[str]:
@@ -68,6 +70,8 @@ def _as_data(calibration: LabelCalibration) -> dict[str, Any]:
     labels = calibration.labels
     scales = calibration.scales.items()
     return {
+        "kind": calibration.kind,
+        "question": calibration.digest,
         "labels": list(labels),
         "members": list(calibration.scales),
         "temperature": {name: round(scale.temperature, 6) for name, scale in scales},
@@ -95,7 +99,11 @@ def _from_data(entry: Any) -> LabelCalibration:
     weights = {name: _number(entry["weights"][name]) for name in members}
     if min(weights.values()) < 0:
         raise ValueError(f"weights must not be negative, got {weights}")
-    return LabelCalibration(labels, scales, weights, int(entry.get("examples", 0)))
+    kind = entry.get("kind", "choice")
+    if kind not in get_args(Kind):
+        raise ValueError(f"the kind must be one of {', '.join(get_args(Kind))}, got {kind!r:.80}")
+    digest = str(entry.get("question", ""))
+    return LabelCalibration(labels, scales, weights, int(entry.get("examples", 0)), kind, digest)
 
 
 def _number(value: Any) -> float:

@@ -10,6 +10,8 @@ calibration for the same labels corrects what a member prefers whatever the text
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import uuid
 import warnings
@@ -74,6 +76,19 @@ class LabelQuestion:
         numbers = tuple(map(str, range(len(levels))))
         return cls("score", instructions, numbers, ("",) * len(levels), tuple(levels))
 
+    @property
+    def digest(self) -> str:
+        """A text that tells questions with the same labels apart, without their words. A choice has
+        none: its labels say what it is about.
+
+        >>> LabelQuestion.yes_or_no("Is it urgent?").digest
+        '3f66544ca397cfc5'
+        """
+        if self.kind == "choice":
+            return ""
+        content = [self.kind, self.instructions, *(self.texts if self.kind == "score" else ())]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+
     def prompt(self, text: str) -> str:
         """What members are asked about this text."""
         options = [
@@ -110,7 +125,7 @@ def scores_of(reply: Scored) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class LabelCalibration:
-    """How members' scores of one set of labels become probabilities, as fitted to examples."""
+    """How members' scores of a question's labels become probabilities, as fitted to examples."""
 
     labels: tuple[str, ...]
     scales: Mapping[str, Scale]
@@ -118,9 +133,15 @@ class LabelCalibration:
     weights: Mapping[str, float]
     examples: int = 0
     """How many examples it was fitted to."""
+    kind: Kind = "choice"
+    digest: str = ""
+    """That of its question (see :attr:`LabelQuestion.digest`)."""
 
     def fits(self, question: LabelQuestion) -> bool:
-        return set(self.labels) == set(question.labels)
+        """Whether it is for this question. Any choice of the same labels counts as the same
+        question; all questions of yes or no, and many scales, have the same labels."""
+        same = (self.kind, self.digest) == (question.kind, question.digest)
+        return same and set(self.labels) == set(question.labels)
 
     def probabilities(
         self, question: LabelQuestion, scores: Mapping[str, Sequence[float]]
@@ -368,9 +389,11 @@ def _calibration_for(
         if calibration.fits(question):
             return calibration
     if calibrations:
+        wanted = f"the labels {', '.join(question.labels)}"
+        if question.kind != "choice":
+            wanted = f"a {question.kind} with these instructions and criteria"
         warnings.warn(
-            f"the calibration has no entry for the labels {', '.join(question.labels)}: the "
-            "question is answered without it",
+            f"the calibration has no entry for {wanted}: the question is answered without it",
             stacklevel=2,
         )
     return None

@@ -118,7 +118,8 @@ def examples_of(path: str | Path) -> Examples:
 
     Labels are texts; true and false (or "yes" and "no") for a yes-or-no question; or the levels of
     a scale, from 0. One line or all may also have the question's ``instructions`` and ``criteria``,
-    as in LangChain's questions.
+    as in LangChain's questions. Yes or no, and a scale, need ``instructions``, because the fit
+    applies only to this question.
     """
     texts: list[str] = []
     lines: list[int] = []
@@ -146,6 +147,10 @@ def examples_of(path: str | Path) -> Examples:
         error = UsageError(f"{path}: a fit needs at least {FEWEST} examples, got {len(texts)}")
         raise advised(error, "a hundred or more are better")
     question = _question(path, labels, about)
+    if question.kind != "choice" and "instructions" not in about:
+        error = UsageError(f"{path}: these labels need the question's instructions")
+        advice = 'add them to one line, for example "instructions": "Is the request urgent?"'
+        raise advised(error, advice)
     unknown = sorted(set(labels) - set(question.labels))
     if unknown:
         error = UsageError(f"{path}: the criteria have no {', '.join(map(repr, unknown))}")
@@ -217,7 +222,12 @@ def fitted_scores(examples: Examples, rows: Sequence[Measured]) -> Fitted:
     scores = {name: [rows[place].scores[name] for place in complete] for name in names}
     result = fit(scores, labels)
     calibration = LabelCalibration(
-        examples.question.labels, result.scales, result.weights, len(labels)
+        examples.question.labels,
+        result.scales,
+        result.weights,
+        len(labels),
+        examples.question.kind,
+        examples.question.digest,
     )
     qualities = []
     for name, own in scores.items():

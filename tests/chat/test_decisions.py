@@ -14,6 +14,7 @@ import tracemalloc
 import pytest
 
 from langchain_specfuse import EnsembleError, ScriptedMember, UsageError
+from langchain_specfuse.chat.labelling import LabelQuestion
 from langchain_specfuse.core.values import Scored
 
 decisions = pytest.importorskip("langchain_core.decisions")
@@ -300,6 +301,23 @@ def test_other_labels_are_decided_without_the_calibration_and_with_a_warning(tmp
     ):
         answer = team(model, criteria={"billing": None, "sales": None})
     assert answer.choice == "billing"
+
+
+def test_a_yes_or_no_question_is_decided_only_with_its_own_calibration(tmp_path):
+    path = written(tmp_path / "c.json", labels=("no", "yes"), yes=50.0)
+    data = json.loads(path.read_text())
+    digest = LabelQuestion.yes_or_no("Is it spam?").digest
+    data["decisions"][0].update(kind="noul", question=digest)
+    path.write_text(json.dumps(data))
+    model = SpecFuseDecisionModel(members=[says(name="knows", otherwise="No")], calibration=path)
+
+    def asked(instructions):
+        question = Noul(instructions=instructions)
+        return model.invoke({"state": "a", "questions": {"x": question}}).nouls["x"].noul
+
+    assert asked("Is it spam?") > 0.9
+    with pytest.warns(UserWarning, match="no entry for a noul with these instructions"):
+        assert asked("Is it English?") < 0.9
 
 
 def test_a_calibration_of_other_members_is_refused(tmp_path):

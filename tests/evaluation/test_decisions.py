@@ -87,7 +87,10 @@ def test_a_file_keeps_other_labels_and_who_leads(file, tmp_path):
     first = fitted_to(examples_of(file(lines())), members).calibration
     second = fitted_to(
         examples_of(
-            file({"input": f"n {i}", "label": "yes" if i % 2 else "no"} for i in range(30))
+            file(
+                {"input": f"n {i}", "label": "yes" if i % 2 else "no", "instructions": "Odd?"}
+                for i in range(30)
+            )
         ),
         members,
     ).calibration
@@ -147,8 +150,8 @@ def test_labels_say_what_kind_of_question_it_is(file):
         return examples_of(file(rows)).question
 
     assert kind(["a", "b"]).kind == "choice"
-    assert kind([True, False]).labels == ("no", "yes")
-    scale = kind([0, 2], criteria=["calm", "worried", "angry"])
+    assert kind([True, False], instructions="Is it urgent?").labels == ("no", "yes")
+    scale = kind([0, 2], criteria=["calm", "worried", "angry"], instructions="How angry?")
     assert (scale.kind, scale.labels) == ("score", ("0", "1", "2"))
     described = kind(["a", "b"], criteria={"a": "first", "b": None, "c": "rest"})
     assert described.labels == ("a", "b", "c")
@@ -165,6 +168,14 @@ def test_labels_say_what_kind_of_question_it_is(file):
         (
             [{"input": "a", "label": label, "criteria": {"b": None}} for label in "bc" * 12],
             "the criteria have no 'c'",
+        ),
+        (
+            [{"input": "a", "label": label} for label in [True, False] * 12],
+            "these labels need the question's instructions",
+        ),
+        (
+            [{"input": "a", "label": place, "criteria": ["low", "high"]} for place in [0, 1] * 12],
+            "these labels need the question's instructions",
         ),
         (
             [{"input": "a", "label": "b", "instructions": text} for text in ("one", "two")],
@@ -266,6 +277,48 @@ def test_a_file_of_other_members_is_refused(file, tmp_path):
     write_labels(path, fitted_to(examples_of(file(lines(30))), Ensemble([member("a")])).calibration)
     with pytest.raises(UsageError, match="was made for a, but the members are b"):
         read_labels(path, ["b"])
+
+
+def levels(instructions, *criteria):
+    rows = [{"input": f"text {i}", "label": i % 3, "criteria": criteria} for i in range(30)]
+    return [{**row, "instructions": instructions} for row in rows]
+
+
+def urgent(instructions):
+    rows = [{"input": f"text {i}", "label": i % 2 == 0} for i in range(30)]
+    return [{**row, "instructions": instructions} for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (urgent("Is it urgent?"), urgent("Is it spam?")),
+        (levels("How angry?", "a", "b", "c"), levels("How long?", "a", "b", "c")),
+        (levels("How is it?", "calm", "cross", "angry"), levels("How is it?", "s", "m", "l")),
+    ],
+)
+def test_questions_with_the_same_labels_have_entries_of_their_own(file, tmp_path, one, other):
+    path = tmp_path / "calibration.json"
+    members = Ensemble([member("knows")])
+    fits = [fitted_to(examples_of(file(rows)), members) for rows in (one, other)]
+    for fitted in (fits[0], fits[1], fits[0]):
+        write_labels(path, fitted.calibration)
+    first, second = read_labels(path, ["knows"])
+    assert first.fits(fits[1].question) and not first.fits(fits[0].question)
+    assert second.fits(fits[0].question) and not second.fits(fits[1].question)
+    assert one[0]["instructions"] not in path.read_text()
+
+
+def test_a_file_keeps_the_entries_of_other_members(file, tmp_path):
+    path = tmp_path / "calibration.json"
+    for name in ("ann", "bob", "ann"):
+        members = Ensemble([member(name)])
+        write_labels(path, fitted_to(examples_of(file(lines(30))), members).calibration)
+    for name in ("ann", "bob"):
+        (read,) = read_labels(path, [name])
+        assert list(read.scales) == [name]
+    with pytest.raises(UsageError, match="was made for bob; ann, but the members are eve"):
+        read_labels(path, ["eve"])
 
 
 def test_the_command_prints_the_fit_and_writes_a_file_that_no_chat_model_takes(
