@@ -189,7 +189,7 @@ def content_of(path: str | Path) -> dict[str, Any]:
         data = json.loads(file.read_text(encoding="utf-8-sig")) if file.is_file() else None
     except UNREADABLE as error:
         raise _other_file(path) from error
-    if not isinstance(data, dict) or "specfuse_calibration" not in data:
+    if not isinstance(data, dict) or data.get("specfuse_calibration") not in range(1, FORMAT + 1):
         raise _other_file(path)
     entries = data.get("decisions") or []
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
@@ -198,7 +198,7 @@ def content_of(path: str | Path) -> dict[str, Any]:
 
 
 def _other_file(path: str | Path) -> UsageError:
-    error = UsageError(f"{str(path)!r} exists, but is not a calibration file")
+    error = UsageError(f"{str(path)!r} exists, but is not a calibration file of this version")
     return advised(error, "name another file")
 
 

@@ -7,7 +7,6 @@ to the chat model's calibration (``chat.calibration``) and stay as they are.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -18,6 +17,10 @@ from .calibration import FORMAT, UNREADABLE, content_of, write
 from .labelling import Kind, LabelCalibration
 
 KEY = "decisions"
+COLDEST = 1e-6
+"""The lowest temperature. The doctor rounds to as many digits."""
+LARGEST = 1e9
+"""No temperature, bias or weight is larger, so that no sum overflows."""
 ADVICE = "write one with: langchain-specfuse doctor --decisions FILE.jsonl --calibration FILE"
 
 
@@ -28,6 +31,8 @@ def read_labels(path: str | Path, members: Sequence[str]) -> list[LabelCalibrati
         calibrations = [_from_data(entry) for entry in data[KEY] or ()]
         if not calibrations:
             raise KeyError(KEY)
+        if data["specfuse_calibration"] != FORMAT:
+            raise ValueError("it is not a calibration file of this version")
     except KeyError as error:
         unfit = UsageError(f"calibration {str(path)!r} cannot be read: it has no key {error}")
         raise advised(unfit, ADVICE) from error
@@ -47,7 +52,9 @@ def read_labels(path: str | Path, members: Sequence[str]) -> list[LabelCalibrati
 
 def write_labels(path: str | Path, calibration: LabelCalibration) -> None:
     """Add a calibration to this file. It replaces one for the same question and members."""
-    data = content_of(path) or {"specfuse_calibration": FORMAT}
+    data = content_of(path)
+    if data.get("specfuse_calibration") != FORMAT:  # no chat model takes the rest of an older file
+        data = {"specfuse_calibration": FORMAT, KEY: data.get(KEY)}
     new = _as_data(calibration)
     kept = [entry for entry in data.get(KEY) or () if _about(entry) != _about(new)]
     data[KEY] = [*kept, new]
@@ -89,11 +96,16 @@ def _from_data(entry: Any) -> LabelCalibration:
     data have another form."""
     labels = tuple(map(str, entry["labels"]))
     members = [str(name) for name in entry["members"]]
+    for names in (labels, members):
+        if len(set(names)) < len(names):
+            raise ValueError(f"expected each name once, got {', '.join(names):.80}")
     scales = {}
     for name in members:
         temperature = _number(entry["temperature"][name])
-        if temperature <= 0:
-            raise ValueError(f"the temperature of {name} must be above 0, got {temperature}")
+        if temperature < COLDEST:
+            raise ValueError(
+                f"the temperature of {name} must be {COLDEST} or more, got {temperature}"
+            )
         bias = tuple(_number(entry["bias"][name][label]) for label in labels)
         scales[name] = Scale(temperature, bias)
     weights = {name: _number(entry["weights"][name]) for name in members}
@@ -108,6 +120,6 @@ def _from_data(entry: Any) -> LabelCalibration:
 
 def _number(value: Any) -> float:
     number = float(value)
-    if not math.isfinite(number):
-        raise ValueError(f"expected a finite number, got {value!r}")
+    if not abs(number) <= LARGEST:
+        raise ValueError(f"expected a number of at most {LARGEST:g}, got {value!r:.80}")
     return number

@@ -421,10 +421,13 @@ def test_a_label_that_is_no_text_is_refused():
         team(SpecFuseDecisionModel(members=[knows()]), criteria={"\ud800": None, "a": None})
 
 
-def fitted_with(temperature="1", weight="1", examples="9"):
+def fitted_with(
+    temperature="1", weight="1", examples="9", bias="0", labels='["a", "b"]', version="2"
+):
     return (
-        '{"decisions": [{"labels": ["a", "b"], "members": ["ann"], "temperature": {"ann": '
-        f'{temperature}}}, "bias": {{"ann": {{"a": 0, "b": 0}}}}, "weights": {{"ann": {weight}}}, '
+        f'{{"specfuse_calibration": {version}, "decisions": [{{"labels": {labels}, '
+        f'"members": ["ann"], "temperature": {{"ann": {temperature}}}, '
+        f'"bias": {{"ann": {{"a": {bias}, "b": 0}}}}, "weights": {{"ann": {weight}}}, '
         f'"examples": {examples}}}]}}'
     )
 
@@ -434,6 +437,11 @@ def fitted_with(temperature="1", weight="1", examples="9"):
     [
         *("", "{", "[]", "[" * 100_000, '{"decisions": [{}]}', '{"decisions": "abc"}'),
         *(fitted_with(temperature=value) for value in ("NaN", "0", "1e999", "9" * 400, "null")),
+        *(fitted_with(temperature=value) for value in ("5e-324", "1e-308", "-1", "1e308")),
+        *(fitted_with(weight=value) for value in ("1e308", "1e10")),
+        *(fitted_with(bias=value) for value in ("1e308", "-1e308", "NaN")),
+        *(fitted_with(labels=value) for value in ('["a", "b", "a"]', '["a", "a"]')),
+        *(fitted_with(version=value) for value in ("1", "3", "null", '"2"')),
         *(fitted_with(weight=value) for value in ("NaN", "-1", "Infinity", "{}")),
         *(fitted_with(examples=value) for value in ("NaN", "Infinity", "[]")),
     ],
