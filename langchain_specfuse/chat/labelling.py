@@ -391,7 +391,8 @@ def _calibration_for(
     if calibrations:
         wanted = f"the labels {', '.join(question.labels)}"
         if question.kind != "choice":
-            wanted = f"a {question.kind} with these instructions and criteria"
+            criteria = " and criteria" if question.kind == "score" else ""
+            wanted = f"a {question.kind} with these instructions{criteria}"
         warnings.warn(
             f"the calibration has no entry for {wanted}: the question is answered without it",
             stacklevel=2,
