@@ -203,7 +203,7 @@ def _other_file(path: str | Path) -> UsageError:
 
 
 def write(path: str | Path, data: Mapping[str, Any]) -> None:
-    """Write a calibration file. Readers see the old file or the new one, never a part of it."""
+    """Write a calibration file. Readers see the old file or the new one, never a part of one."""
     file = Path(path).resolve()
     part = file.with_name(f".specfuse-{uuid.uuid4().hex}.part")
     try:

@@ -18,9 +18,9 @@ from .labelling import Kind, LabelCalibration
 
 KEY = "decisions"
 COLDEST = 1e-6
-"""The lowest temperature. The doctor rounds to as many digits."""
+"""The lowest temperature in a file. The doctor rounds temperatures to six decimal places."""
 LARGEST = 1e9
-"""No temperature, bias or weight is larger, so that no sum overflows."""
+"""No temperature, bias or weight may be further from 0, so that no sum overflows."""
 ADVICE = "write one with: langchain-specfuse doctor --decisions FILE.jsonl --calibration FILE"
 
 
@@ -53,7 +53,7 @@ def read_labels(path: str | Path, members: Sequence[str]) -> list[LabelCalibrati
 def write_labels(path: str | Path, calibration: LabelCalibration) -> None:
     """Add a calibration to this file. It replaces one for the same question and members."""
     data = content_of(path)
-    if data.get("specfuse_calibration") != FORMAT:  # no chat model takes the rest of an older file
+    if data.get("specfuse_calibration") != FORMAT:  # chat models refuse the rest of an older one
         data = {"specfuse_calibration": FORMAT, KEY: data.get(KEY)}
     new = _as_data(calibration)
     kept = [entry for entry in data.get(KEY) or () if _about(entry) != _about(new)]
@@ -68,7 +68,7 @@ def _about(entry: Mapping[str, Any]) -> list[Any]:
 
 
 def _names(entry: Mapping[str, Any], key: str) -> set[str]:
-    """The names in a list of an entry, which somebody may have edited."""
+    """The names in a list of an entry. Somebody may have edited the file."""
     names = entry.get(key)
     return set(map(str, names)) if isinstance(names, list) else set()
 

@@ -5,7 +5,7 @@ whole answer to it, in words. All labels share the prompt: one scoring pass per 
 ends with the text, so that the members read everything before it once.
 
 The labels are listed alphabetically, so the order in which they are given changes nothing. A
-calibration for the same labels corrects what a member prefers whatever the text says.
+calibration for the question corrects what a member prefers whatever the text says.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class LabelQuestion:
 
     @property
     def digest(self) -> str:
-        """A text that tells questions with the same labels apart, without their words. A choice has
-        none: its labels say what it is about.
+        """What tells questions with the same labels apart, without repeating their words. It is
+        empty for a choice, whose labels say what it is about.
 
         >>> LabelQuestion.yes_or_no("Is it urgent?").digest
         '3f66544ca397cfc5'
@@ -138,8 +138,8 @@ class LabelCalibration:
     """That of its question (see :attr:`LabelQuestion.digest`)."""
 
     def fits(self, question: LabelQuestion) -> bool:
-        """Whether it is for this question. Any choice of the same labels counts as the same
-        question; all questions of yes or no, and many scales, have the same labels."""
+        """Whether it is for this question. Choices of the same labels count as one question. All
+        yes-or-no questions, and many scales, have the same labels, so their digest counts too."""
         same = (self.kind, self.digest) == (question.kind, question.digest)
         return same and set(self.labels) == set(question.labels)
 

@@ -201,7 +201,7 @@ def _result(call: Call, shape: _shape.Shape) -> Any:
                 raise advised(error, f"add segment='answer', or leave {name} out")
         return None
     is_constrained = shape.text is not None or bool(shape.tools)
-    # A calibration was made with questions in plain text: its number is not the result of a call.
+    # The doctor's questions are answered in plain text: a number is not the result of a call.
     is_foreign = call.has_calibrated_result and is_constrained and not is_fused(call)
     if call.result is not None and not is_foreign:
         return call.result

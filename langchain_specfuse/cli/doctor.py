@@ -89,7 +89,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> bool:
     if arguments.calibration and diagnosis.calibration:
         diagnosis.calibration.save(arguments.calibration)
     elif arguments.calibration:
-        needs = "it needs two members that can be loaded, and an answer"
+        needs = "it needs two members that can be loaded, and at least one answer"
         say(f"{arguments.calibration} is not written: {needs}")
     print(json.dumps(content) if arguments.json else text(diagnosis), file=out)
     if arguments.calibration and diagnosis.calibration and not arguments.json:

@@ -222,8 +222,8 @@ def _whole(draft: Draft, answer: Answer) -> Draft:
 
 def _question(query: Query, texts: Sequence[str]) -> Query:
     """The query whose last message is followed by these answers, without those that are empty. If
-    that message is not the user's, they are a new message of the user: the system's text, an
-    assistant's text and a tool's result stay as they are.
+    that message is not the user's, they form a new user message: the system's text, an assistant's
+    text and a tool's result stay as they are.
 
     Its id is new, because members keep their caches and scripts by the id.
     """

@@ -13,8 +13,8 @@ and do not mention these answers."""
 
 
 def fusion(message: str, answers: Sequence[str]) -> str:
-    """The user's last message, if it ends the conversation (otherwise empty), followed by these
-    answers to it, without their authors.
+    """The user's message, followed by these answers without their authors. ``message`` is empty if
+    the conversation does not end with a message of the user.
 
     >>> print(fusion("How many?", ["Two.", "Three."]))
     How many?

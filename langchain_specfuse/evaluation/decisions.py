@@ -43,7 +43,7 @@ FEWEST = 20
 EXAMPLE = 'one object per line: {"input": "I was charged twice", "label": "billing"}'
 TOGETHER = "together"
 SHOWN = 5
-"""How many lines of examples without scores are named."""
+"""How many lines are named, of examples that are left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +118,8 @@ def examples_of(path: str | Path) -> Examples:
 
     Labels are texts; true and false (or "yes" and "no") for a yes-or-no question; or the levels of
     a scale, from 0. One line or all may also have the question's ``instructions`` and ``criteria``,
-    as in LangChain's questions. Yes or no, and a scale, need ``instructions``, because the fit
-    applies only to this question.
+    as in LangChain's questions. A yes-or-no question or a scale needs ``instructions``, because the
+    fit applies to that question only.
     """
     texts: list[str] = []
     lines: list[int] = []
@@ -249,7 +249,7 @@ def _refuse_incomplete(examples: Examples, rows: Sequence[Measured]) -> None:
         if all(name in row.failures for row in rows)
     }
     if silent:
-        raise advised(failed("not all members have scored an example", silent), LEAVE_OUT)
+        raise advised(failed("some members have scored no example", silent), LEAVE_OUT)
     complete = [label for label, row in zip(examples.labels, rows, strict=True) if not row.failures]
     if len(complete) == len(rows) or (len(complete) >= FEWEST and len(set(complete)) > 1):
         return

@@ -84,12 +84,12 @@ def refuse_few(task: Task) -> None:
 
 
 def refuse_names(members: Iterable[str]) -> None:
-    """Refuse members that are called like a way to use them: answers are told apart by these
+    """Refuse a member that has the name of a way to use members: answers are told apart by these
     names."""
     for name in members:
         if name in WAYS:
             error = UsageError(f"the doctor takes no member that is called {name!r}")
-            raise advised(error, "a way to use the members has that name: rename it with name=")
+            raise advised(error, "a way to use members has that name: rename the member with name=")
 
 
 def diagnosed(
@@ -121,7 +121,7 @@ def diagnosed(
     singles = [System(name, (name,), settings) for name in healthy]
     answers = asked(singles)
     if any(graded.error for graded in answers):
-        answers = asked(singles)  # an error that passes must not choose the lead
+        answers = asked(singles)  # a temporary error must not decide who leads
     alone = by_system(answers)
     answered = any(not graded.error for graded in answers)
     findings += [_endings(name, alone[name]) for name in healthy]
@@ -144,7 +144,7 @@ def diagnosed(
         calibration = calibrated(ways, attempts, lead, scores, len(task.questions), router)
     verdict, advice = advise(calibration, comparisons)
     if not answered:
-        advice = ["No member answered a prompt: there is nothing to compare."]
+        advice = ["No member answered any prompt: there is nothing to compare."]
     bad = sorted({finding.member for finding in findings if finding.verdict == BAD})
     fixes = [f"Fix {name} first, or leave it out: a check failed." for name in bad]
     advice = [*fixes, *_about_errors(alone), *advice]
@@ -187,8 +187,8 @@ def _endings(name: str, answers: Sequence[Graded]) -> Finding:
 
 
 def _rank(answers: Sequence[Graded]) -> tuple[float, int, float]:
-    """The lead: the member with the best score alone and, among equals, the one that failed least,
-    then the fastest."""
+    """The lead: the member with the best score alone and, among equals, the one that failed least
+    often, then the fastest."""
     failed, seconds = _burden(answers)
     return round(mean(scores_of(answers).values()), 9), -failed, -seconds
 

@@ -79,7 +79,7 @@ def test_the_order_of_the_labels_changes_no_probability():
         )
 
 
-def test_the_label_that_a_member_gives_to_no_text_can_win():
+def test_the_label_that_a_member_prefers_without_a_text_can_win():
     member = says(("paid", "billing"), ("down", "Yes"), name="ann", otherwise="sales")
     assert team(SpecFuseDecisionModel(members=[member]), "What a lovely day").choice == "sales"
     calm = says(("down", "Yes"), otherwise="No")

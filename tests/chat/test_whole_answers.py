@@ -97,7 +97,7 @@ def test_a_stop_string_where_a_call_might_begin_ends_the_answer(text: str) -> No
 
 
 def calibrated(folder: Path, *texts: str, **options: Any) -> SpecFuseChatModel:
-    """Return a chat model of members that write these texts, with a file that the second leads."""
+    """Return a chat model whose members write these texts. In its file, the second member leads."""
     file = folder / "calibration.json"
     shares = {"a": 0.5, "b": 0.5, "c": 0.5}
     Calibration("b", shares, 40, use="consensus", result="number").save(file)

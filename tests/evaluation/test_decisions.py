@@ -235,7 +235,7 @@ class Missing(ScriptedMember):
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        (Failing("x", name="broken"), "scored an example: broken .*out of order"),
+        (Failing("x", name="broken"), "scored no example: broken .*out of order"),
         (Missing("x", name="broken"), "could be loaded: broken .*no such file"),
     ],
 )

@@ -193,7 +193,7 @@ def failing(name: str, times: int) -> Known:
     return Known(answer, name=name)
 
 
-def test_an_error_that_passes_does_not_choose_the_lead(tmp_path):
+def test_a_temporary_error_does_not_decide_who_leads(tmp_path):
     weak = knows("weak", lambda n: n % 20 != 1)
     diagnosed = diagnosis(tmp_path, failing("strong", times=1), weak, count=40)
     members = {name: rows(diagnosed)[name] for name in ("strong", "weak")}
@@ -202,7 +202,7 @@ def test_an_error_that_passes_does_not_choose_the_lead(tmp_path):
     assert "strong leads: alone it is right on 100% of 40 prompts" in diagnosed.advice[0]
 
 
-def test_errors_that_do_not_pass_count_as_wrong_and_the_advice_says_so(tmp_path):
+def test_lasting_errors_count_as_wrong_and_the_advice_says_so(tmp_path):
     weak = knows("weak", lambda n: n % 20 != 1)
     diagnosed = diagnosis(tmp_path, failing("strong", times=2), weak, count=40)
     members = {name: rows(diagnosed)[name] for name in ("strong", "weak")}
@@ -220,7 +220,7 @@ def test_members_that_never_answer_get_no_calibration(tmp_path):
     diagnosed = diagnosis(tmp_path, *members, count=20)
     assert (diagnosed.verdict, diagnosed.calibration) == ("none", None)
     assert rows(diagnosed) == {"ann": 0.0, "bob": 0.0}
-    assert diagnosed.advice[-1] == "No member answered a prompt: there is nothing to compare."
+    assert diagnosed.advice[-1] == "No member answered any prompt: there is nothing to compare."
     json.dumps(diagnosed.as_dict(), allow_nan=False)
 
 
@@ -233,11 +233,11 @@ def test_a_member_that_never_answers_does_not_lead_one_that_answers_wrongly(tmp_
 
 
 @pytest.mark.parametrize("name", sorted(WAYS))
-def test_a_member_that_is_called_like_a_way_is_refused_before_anything_is_asked(tmp_path, name):
+def test_a_member_that_has_the_name_of_a_way_is_refused_before_anything_is_asked(tmp_path, name):
     members = [knows("ann", lambda n: True), knows(name, lambda n: True)]
     with pytest.raises(UsageError, match=f"no member that is called '{name}'") as refused:
         diagnosis(tmp_path, *members)
-    assert "rename it with name=" in refused.value.__notes__[0]
+    assert "rename the member with name=" in refused.value.__notes__[0]
     assert [member.draft_calls for member in members] == [0, 0]
 
 

@@ -141,7 +141,7 @@ class Client:
             self.headers["Authorization"] = self._key if has_scheme else f"Bearer {self._key}"
         self.trusted = _trusted(address.verify)
         self._urls: dict[str, httpx2.URL] = {}
-        """path -> its address: to parse one takes as long as to send a short request."""
+        """path -> its address, because parsing one takes as long as sending a short request."""
         self._proxy = "" if address.key else through_proxy(address.url)
         limits = httpx2.Limits(
             max_connections=max_connections, max_keepalive_connections=max_connections
