@@ -389,12 +389,14 @@ def _calibration_for(
         if calibration.fits(question):
             return calibration
     if calibrations:
-        wanted = f"the labels {', '.join(question.labels)}"
-        if question.kind != "choice":
-            criteria = " and criteria" if question.kind == "score" else ""
-            wanted = f"a {question.kind} with these instructions{criteria}"
+        wanted = {
+            "choice": f"the labels {', '.join(question.labels)}",
+            "noul": "a yes-or-no question with these instructions",
+            "score": "a scale with these instructions and criteria",
+        }
         warnings.warn(
-            f"the calibration has no entry for {wanted}: the question is answered without it",
+            f"the calibration has no entry for {wanted[question.kind]}: the question is answered "
+            "without it",
             stacklevel=2,
         )
     return None
