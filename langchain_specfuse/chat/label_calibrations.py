@@ -121,5 +121,5 @@ def _from_data(entry: Any) -> LabelCalibration:
 def _number(value: Any) -> float:
     number = float(value)
     if not abs(number) <= LARGEST:
-        raise ValueError(f"expected a number between -{LARGEST:g} and {LARGEST:g}, got {value!r:.80}")
+        raise ValueError(f"expected a number within ±{LARGEST:g}, got {value!r:.80}")
     return number

@@ -316,7 +316,9 @@ def test_a_yes_or_no_question_is_decided_only_with_its_own_calibration(tmp_path)
         return model.invoke({"state": "a", "questions": {"x": question}}).nouls["x"].noul
 
     assert asked("Is it spam?") > 0.9
-    with pytest.warns(UserWarning, match="no entry for a yes-or-no question with these instructions"):
+    with pytest.warns(
+        UserWarning, match="no entry for a yes-or-no question with these instructions"
+    ):
         assert asked("Is it English?") < 0.9
 
 
