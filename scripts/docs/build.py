@@ -312,15 +312,10 @@ MEASURED: Mapping[str, tuple[Callable[[Any], str], str]] = {
     "study-decisions": (tables.decisions, "studies/decisions"),
     "study-lead": (tables.lead, "studies/lead"),
     "study-lora": (partial(tables.skills, members="lora"), "studies/specialists"),
+    "study-router-lora": (partial(tables.router, part="specialists, lora"), "studies/routing"),
+    "study-router-mixed": (partial(tables.router, part="mixed"), "studies/routing"),
+    "study-router-tiny": (partial(tables.router, part="specialists, tiny"), "studies/routing"),
     "study-skills": (partial(tables.skills, members="tiny"), "studies/specialists"),
-    **{
-        f"study-router-{name}": (partial(tables.router, part=part), "studies/routing")
-        for name, part in (
-            ("lora", "specialists, lora"),
-            ("tiny", "specialists, tiny"),
-            ("mixed", "mixed"),
-        )
-    },
     "threads": (tables.threads, "benchmarks/threads"),
     "takeover": (tables.takeover, "benchmarks/failover"),
     "tracing": (tables.tracing, "benchmarks/tracing"),
