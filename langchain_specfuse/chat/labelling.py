@@ -221,16 +221,15 @@ class Decider:
         _refuse_ballots(probes)
         missing = {name: probe for name, probe in probes.items() if isinstance(probe, Failure)}
         if missing:
-            raise advised(failed("not all members could be loaded", missing), LEAVE_OUT)
+            raise advised(failing("not all members could be loaded", missing), LEAVE_OUT)
         settings = settings or Settings()
         replies = self._scorers.scored(_requests(items, members), settings)
         measured = [_measured(received) for received in replies]
         again = [place for place, row in enumerate(measured) if row.failures]
-        requests = [
-            dict.fromkeys(measured[place].failures, question.job(text))
-            for place in again
-            for question, text in [items[place]]
-        ]
+        requests = []
+        for place in again:
+            question, text = items[place]
+            requests.append(dict.fromkeys(measured[place].failures, question.job(text)))
         for place, received in zip(again, self._scorers.scored(requests, settings), strict=True):
             measured[place] = _measured({**replies[place], **received})
         return measured
@@ -361,13 +360,13 @@ def _working(
 
 
 def _none_left(failures: Mapping[str, Failure]) -> EnsembleError:
-    wrong = failed("no member is left to decide", failures)
+    wrong = failing("no member is left to decide", failures)
     if {failure.kind for failure in failures.values()} == {"overflow"}:
         return advised(wrong, OVERFLOW)
     return wrong
 
 
-def failed(what: str, failures: Mapping[str, Failure]) -> EnsembleError:
+def failing(what: str, failures: Mapping[str, Failure]) -> EnsembleError:
     """The error that these members' failures cause. ``what``: the beginning of its text."""
     errors = []
     for name, failure in failures.items():

@@ -21,7 +21,7 @@ from ..chat.labelling import (
     LabelCalibration,
     LabelQuestion,
     Measured,
-    failed,
+    failing,
 )
 from ..core.labels import (
     Probabilities,
@@ -249,12 +249,12 @@ def _refuse_incomplete(examples: Examples, rows: Sequence[Measured]) -> None:
         if all(name in row.failures for row in rows)
     }
     if silent:
-        raise advised(failed("some members have scored no example", silent), LEAVE_OUT)
+        raise advised(failing("some members have scored no example", silent), LEAVE_OUT)
     complete = [label for label, row in zip(examples.labels, rows, strict=True) if not row.failures]
     if len(complete) == len(rows) or (len(complete) >= FEWEST and len(set(complete)) > 1):
         return
     line, row = next(pair for pair in zip(examples.lines, rows, strict=True) if pair[1].failures)
-    error = failed(
+    error = failing(
         f"all members have scored only {amount(len(complete), 'example')}, of "
         f"{amount(len(set(complete)), 'label')}; line {line} failed",
         row.failures,

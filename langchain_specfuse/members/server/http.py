@@ -36,6 +36,7 @@ RETRIED = (429, 500, 502, 503, 504)
 """Statuses of errors that may be temporary."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 CONNECT_S = 5.0
+JSON = {"content-type": "application/json"}
 MOST_BYTES = 1 << 27
 """A longer reply is refused. The longest requested reply, the log-probabilities of a whole
 vocabulary, takes a tenth of it."""
@@ -141,7 +142,7 @@ class Client:
             self.headers["Authorization"] = self._key if has_scheme else f"Bearer {self._key}"
         self.trusted = _trusted(address.verify)
         self._urls: dict[str, httpx2.URL] = {}
-        """path -> its address, because parsing one takes as long as sending a short request."""
+        """path -> its address, parsed once."""
         self._proxy = "" if address.key else through_proxy(address.url)
         limits = httpx2.Limits(
             max_connections=max_connections, max_keepalive_connections=max_connections
@@ -229,17 +230,17 @@ class Client:
         timeout = httpx2.Timeout(left, connect=min(CONNECT_S, left))
         trace = {"trace": self._opened}
         stream = partial(self._client.stream, timeout=timeout, extensions=trace)
-        # For long lists of token ids, httpx2's own encoder takes 15 times as long.
-        content = None if body is None else orjson.dumps(body)
-        headers = None if body is None else {"content-type": "application/json"}
-        sent = stream(method, self._url(path), content=content, headers=headers)
-        with unlogged(), sent as response:
-            received = bytearray()
+        sent: dict[str, Any] = {}
+        if body is not None:
+            # For long lists of token ids, httpx2's own encoder takes 15 times as long.
+            sent = {"content": orjson.dumps(body), "headers": JSON}
+        with unlogged(), stream(method, self._url(path), **sent) as response:
+            content = bytearray()
             self._note_bytes()
             for chunk in response.iter_bytes():
                 self._note_bytes()
-                received += chunk
-                if len(received) > MOST_BYTES:
+                content += chunk
+                if len(content) > MOST_BYTES:
                     message = (
                         f"{self._server(path)} sent more than {MOST_BYTES >> 20} MiB, which "
                         "was not asked for"
@@ -247,7 +248,7 @@ class Client:
                     raise MemberError(message, member=self.member)
                 if time.monotonic() > deadline:
                     raise httpx2.ReadTimeout("the reply did not end in time")
-        return HttpReply(response.status_code, bytes(received), response.headers, response.url.path)
+        return HttpReply(response.status_code, bytes(content), response.headers, response.url.path)
 
     def _note_bytes(self) -> None:
         self.note_sign()
@@ -335,9 +336,10 @@ class Client:
         """``/v1/...`` is the OpenAI interface, wherever the server has it; other paths are the
         engine's own."""
         if path not in self._urls:
-            is_shared = path.startswith("/v1/")
-            base = self.address.api if is_shared else self.address.root
-            self._urls[path] = httpx2.URL(base + path.removeprefix("/v1" * is_shared))
+            address = self.address.root + path
+            if path.startswith("/v1/"):
+                address = self.address.api + path.removeprefix("/v1")
+            self._urls[path] = httpx2.URL(address)
         return self._urls[path]
 
     def _server(self, path: str) -> str:
