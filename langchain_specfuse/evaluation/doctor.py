@@ -39,6 +39,8 @@ LONG = 128
 one."""
 CONSULTING = 0.5
 """The margin beyond which the others correct the lead, unless the user chose a finite one."""
+SOME_TEXT = "How long is it?"
+"""Its embedding shows whether embeddings work, and how many numbers they return."""
 QUESTIONS = Path(__file__).with_name("doctor.jsonl")
 
 
@@ -108,6 +110,8 @@ def diagnosed(
     member is being loaded and checked; ``watch`` follows the answers. ``embeddings``: LangChain
     embeddings for the router, in place of hashed n-grams."""
     refuse_few(task)
+    if embeddings is not None:
+        embedded(embeddings, SOME_TEXT)  # fails now, not after all questions have been asked
     if not isinstance(members, Mapping):
         members = ensemble_for(members_list(members, "members")).members
     refuse_names(members)
@@ -147,7 +151,7 @@ def diagnosed(
         advice = ["No member answered any prompt: there is nothing to compare."]
     bad = sorted({finding.member for finding in findings if finding.verdict == BAD})
     fixes = [f"Fix {name} first, or leave it out: a check failed." for name in bad]
-    advice = [*fixes, *_about_errors(alone), *advice]
+    advice = [*fixes, *_about_errors(alone, results.path), *advice]
     return Diagnosis(tuple(findings), report, verdict, tuple(advice), tuple(answers), calibration)
 
 
@@ -250,7 +254,7 @@ def with_router(
     read = made_with = None
     if embeddings is not None:
         read = partial(embedded, embeddings)
-        made_with = Embedded(name_of(embeddings), len(embeddings.embed_query("How long is it?")))
+        made_with = Embedded(name_of(embeddings), len(embeddings.embed_query(SOME_TEXT)))
     features = [features_of(question.turns, read) for question in asked]
     leads = left_out(features, scores)
     chosen = {question.id: lead for question, lead in zip(asked, leads, strict=True)}
@@ -339,22 +343,22 @@ def advise(
     ]
     if not hopeful:
         return "alone", lines
+    line = f"It is not clear yet whether {' or '.join(hopeful)} would help."
     needed = max(item.needed for item in comparisons)
-    lines.append(
-        f"It is not clear yet whether {' or '.join(hopeful)} would help. About {needed} prompts "
-        "would show a difference of 5 points."
-    )
+    if needed > calibration.questions:
+        line += f" About {needed} prompts would show a difference of 5 points."
+    lines.append(line)
     return "cannot tell", lines
 
 
-def _about_errors(alone: Mapping[str, Sequence[Graded]]) -> list[str]:
+def _about_errors(alone: Mapping[str, Sequence[Graded]], stored: Path) -> list[str]:
     """How often each member failed alone, although it was asked again."""
     lines = []
     for name, answers in alone.items():
         failed, _ = _burden(answers)
         if failed:
             prompts = amount(failed, "prompt")
-            lines.append(f"{name} failed on {prompts}, counted as wrong: see results.jsonl.")
+            lines.append(f"{name} failed on {prompts}, counted as wrong: see {stored}.")
     return lines
 
 

@@ -180,6 +180,13 @@ def test_with_few_prompts_it_cannot_tell_and_says_how_many_would(tmp_path):
         diagnosis(tmp_path, knows("ann", lambda n: True), count=19)
 
 
+def test_more_prompts_are_asked_for_only_if_it_takes_more(tmp_path):
+    equal = [knows(name, lambda n: n % 4 == 1) for name in ("ann", "bob")]
+    diagnosed = diagnosis(tmp_path, *equal, count=40)
+    assert diagnosed.verdict == "cannot tell"
+    assert diagnosed.advice[-1].endswith("would help.")
+
+
 def failing(name: str, times: int) -> Known:
     """A member that is right about every sum, but fails so many times on the first seven."""
     strong, asked = knows(name, lambda n: True), Counter[int]()
@@ -207,7 +214,8 @@ def test_lasting_errors_count_as_wrong_and_the_advice_says_so(tmp_path):
     diagnosed = diagnosis(tmp_path, failing("strong", times=2), weak, count=40)
     members = {name: rows(diagnosed)[name] for name in ("strong", "weak")}
     assert members == diagnosed.calibration.members == {"strong": 33 / 40, "weak": 0.9}
-    assert "strong failed on 7 prompts, counted as wrong: see results.jsonl." in diagnosed.advice
+    stored = tmp_path / "results.jsonl"
+    assert f"strong failed on 7 prompts, counted as wrong: see {stored}." in diagnosed.advice
     assert not any(line.startswith("weak failed") for line in diagnosed.advice)
 
 

@@ -171,6 +171,16 @@ def test_a_router_can_be_made_from_embeddings(tmp_path):
     assert calibration.lead_for(turns, ByWord()).lead == "spanish"
 
 
+def test_embeddings_that_fail_are_noticed_before_any_question_is_asked(tmp_path):
+    class Broken(ByWord):
+        def embed_query(self, text):
+            raise ConnectionError("no such host")
+
+    with pytest.raises(ConnectionError, match="no such host"):
+        diagnosis(tmp_path, *specialists(), embeddings=Broken())
+    assert not list(Results(tmp_path).answers())
+
+
 def test_the_file_returns_the_same_router_and_contains_no_question(tmp_path):
     calibration = diagnosis(tmp_path, *specialists()).calibration
     file = tmp_path / "calibration.json"
