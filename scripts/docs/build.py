@@ -310,6 +310,7 @@ MEASURED: Mapping[str, tuple[Callable[[Any], str], str]] = {
         for name in ("rules", "code", "sources")
     },
     "study-decisions": (tables.decisions, "studies/decisions"),
+    "study-fusion": (tables.fusion, "studies/fusion"),
     "study-lead": (tables.lead, "studies/lead"),
     "study-lora": (partial(tables.skills, members="lora"), "studies/specialists"),
     "study-router-lora": (partial(tables.router, part="specialists, lora"), "studies/routing"),

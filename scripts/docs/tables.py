@@ -643,6 +643,47 @@ def decisions(results: Result) -> str:
     return _joined(table(heads, cells), source("studies/decisions", results, note))
 
 
+MERGED = {
+    "lead": "the lead alone",
+    "self-fusion": "self-fusion: three samples of the lead",
+    "fusion": "**fusion**: one answer of each member",
+}
+"""Ways of ``studies/fusion.py``, in words."""
+
+
+def fusion(results: Result) -> str:
+    """Answers that the lead merges, against its own."""
+    rows: dict[tuple[str, str], Result] = {
+        (row["way"], row["set"]): row for row in results["rows"] if "way" in row
+    }
+    alone = {name: row for (way, name), row in rows.items() if way == "lead"}
+    right, merged = [], []
+    for way, label in MERGED.items():
+        row = rows[way, "all"]
+        by_set = [f"{rows[way, name]['right']:.0f}" for name in alone if name != "all"]
+        against = row.get("against lead", {})
+        times = [f"{row[key] / alone['all'][key]:.1f} times" for key in COSTS]
+        verdict = [against.get(key, "") for key in ("won", "lost", "p")]
+        total = f"{row['right']:.0f} of {row['questions']}"
+        right.append((label, *by_set, total, *verdict, *times))
+        if way != "lead":
+            one_right = row["an own answer right"]
+            none_right = row["questions"] - one_right
+            kept = f"{row['kept right']} of {one_right}"
+            gained = f"{row['right from wrong ones']} of {none_right}"
+            merged.append((label, kept, gained))
+    sets = [f"{name}, of {row['questions']}" for name, row in alone.items() if name != "all"]
+    heads = ("way", *sets, "right", "won", "lost", "p", *COSTS.values())
+    kinds = ("way", "right, where a merged answer was", "right, where none was")
+    return _joined(
+        table(heads, right), table(kinds, merged), source("studies/fusion", results)
+    )
+
+
+COSTS = {"passes": "passes", "read": "tokens read", "seconds": "seconds"}
+"""Keys of a row in ``studies/fusion.json``, in words."""
+
+
 def papers(results: Result) -> str:
     """The tables of the papers, cell by cell, also those that were not run."""
     parts: list[str | Sequence[str]] = []
