@@ -715,6 +715,41 @@ def test_an_answer_that_the_provider_cut_is_continued() -> None:
     assert "".join(round.text for round in answered) == STORY
 
 
+# --- how a reply ends -----------------------------------------------------------------------------
+
+
+def ends_with(reason: str) -> AIMessageChunk:
+    return AIMessageChunk("", response_metadata={"finish_reason": reason})
+
+
+@pytest.mark.parametrize("reason", ["error", "abort", "insufficient_system_resource"])
+def test_a_reply_whose_finish_reason_is_a_failure_has_broken_off(reason: str) -> None:
+    first = ChatModelMember(refuser(AIMessageChunk("The sky is"), ends_with(reason)), name="a")
+    (reply,) = first.draft([draft_job()])
+    assert isinstance(reply, Failure) and f"broke off: its finish reason is {reason!r}" in str(
+        reply
+    )
+    reserve = ScriptedMember("The sky is blue.", name="b")
+    message = SpecFuseChatModel(members=[first, reserve]).invoke("Why?")
+    assert message.text == "The sky is blue."
+    (left,) = message.response_metadata["specfuse"]["exits"]
+    assert (left["member"], left["kind"]) == ("a", "error")
+
+
+def test_a_full_context_window_ends_a_reply_as_its_limit_does() -> None:
+    member = ChatModelMember(
+        refuser(AIMessageChunk("The sky is"), ends_with("model_context_window_exceeded")), name="a"
+    )
+    (reply,) = member.draft([draft_job()])
+    assert (reply.text, reply.ended) == ("The sky is", False)
+
+
+def test_a_connection_that_breaks_after_the_finish_reason_loses_nothing() -> None:
+    broken = refuser(AIMessageChunk("The sky."), ends_with("stop"), ConnectionError("reset"))
+    (reply,) = ChatModelMember(broken, name="a").draft([draft_job()])
+    assert (reply.text, reply.ended) == ("The sky.", True)
+
+
 # --- refusals -------------------------------------------------------------------------------------
 
 NO = "I cannot help with that."

@@ -32,6 +32,9 @@ _KINDS = {
 """Classes of langchain-core that mean a failure of a kind."""
 _STATUSES = {404: "not_found", 408: "timeout", 413: "overflow"}
 """HTTP statuses that mean a failure of a kind."""
+_BROKEN = {"error", "abort", "aborted", "network_error", "insufficient_system_resource"}
+"""Finish reasons that mean that the provider failed in the middle of a reply: those of OpenRouter,
+vLLM, Zhipu and DeepSeek."""
 
 
 class Reply:
@@ -56,6 +59,8 @@ class Reply:
         self._held = ""
         """Text that may belong to the reasoning."""
         self._finish = ""
+        self._broken = ""
+        """The reason that the provider has given for a reply that it could not finish."""
         self._refusal = ""
         self._needs_reason = needs_reason
         self.has_reason = False
@@ -84,12 +89,17 @@ class Reply:
                 if part is not None:
                     yield part
         except Exception as error:
-            if not is_refusal(error):
+            if is_refusal(error):
+                self._finish = REFUSAL
+                self._refusal = self._refusal or str(error)
+            elif not self.has_reason:  # with a reason, the reply is complete
                 raise self._failure(error) from error
-            self._finish = REFUSAL
-            self._refusal = self._refusal or str(error)
         finally:
             chunks.close()  # type: ignore[attr-defined]
+        if self._broken:
+            raise MemberError(
+                f"its reply broke off: its finish reason is {self._broken!r}", member=self._member
+            )
         if chunk is None and self._needs_reason and not self._finish:
             raise MemberError(
                 "its reply broke off: it ended without a finish reason", member=self._member
@@ -103,6 +113,7 @@ class Reply:
     def _part(self, chunk: Any) -> StreamPart | None:
         """What a chunk adds; None if it is empty."""
         reason = _finish_of(chunk.response_metadata)
+        self._broken = reason if reason in _BROKEN else self._broken
         self.has_reason = self.has_reason or bool(reason)
         if self._finish != REFUSAL:  # after a refusal, the last chunk may still say "stop"
             self._finish = reason or self._finish
@@ -218,8 +229,10 @@ def _finish_of(metadata: Mapping[str, Any]) -> str:
     reason = next((str(metadata[name]) for name in names if metadata.get(name)), "").lower()
     if not reason:
         return ""
-    if reason in ("length", "max_tokens"):
+    if reason in ("length", "max_tokens", "model_context_window_exceeded"):
         return "length"
+    if reason in _BROKEN:
+        return reason
     return REFUSAL if reason in REASONS else "stop"  # such as end_turn, eos_token
 
 
