@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from ..core.silence import Silence, late, silent
 from ..core.values import DraftJob, Failure, ScoreJob
 from ..errors import MemberError, UsageError, amount
+from ..secret_values import masked
 
 SHOWN = 300
 """At most this many characters of another program's error message are passed on."""
@@ -230,5 +231,6 @@ def _reply(job: Job, work: Work) -> Any:
 def shown(error: Exception) -> str:
     """An error as text for a message. It may quote what another program sent, which may be long or
     hold characters that cannot be encoded."""
-    text = f"{type(error).__name__}: {error}"
+    # Masked before it is cut: half a key would not be found.
+    text = masked(f"{type(error).__name__}: {error}")
     return text.encode(errors="backslashreplace").decode()[:SHOWN]

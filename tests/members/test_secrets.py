@@ -24,6 +24,7 @@ from langchain_specfuse import (
 from langchain_specfuse.core.values import DraftJob, Failure, Sampling
 from langchain_specfuse.evaluation.running import on_worker
 from langchain_specfuse.members.server import http
+from langchain_specfuse.members.threads import SHOWN, shown
 from langchain_specfuse.secret_values import remember
 from langchain_specfuse.show.page import page
 from langchain_specfuse.show.trace import Trace
@@ -196,3 +197,11 @@ def test_a_known_key_in_the_name_of_a_file_is_hidden_in_identities() -> None:
     remember({"api_key": key})
     llm = SpecFuseChatModel(members=[f"models/{key}/tiny.gguf"])
     assert key not in json.dumps(llm._identifying_params)
+
+
+def test_a_key_where_a_long_error_is_cut_is_hidden_whole():
+    key = "sk-a-key-of-a-test-that-is-rather-long-0123456789"
+    remember({"api_key": key})
+    for size in range(SHOWN - len(key) - 20, SHOWN):
+        text = str(MemberError(shown(RuntimeError("x" * size + key))))
+        assert key[:6] not in text
