@@ -277,7 +277,15 @@ def _of_config(model: str, source: _Source, dtype: str | None, quantization: str
     if weights is None:
         weights, is_estimate = _parameters(config) * own, True
     if source.tensors:
-        weights = sum(_loaded_bytes(tensor, own, loaded, quantization) for tensor in source.tensors)
+        # The files may hold other precisions than the config names; all are converted. Of a
+        # checkpoint that is quantized already, only numbers in its own precision are.
+        is_quantized = "quantization_config" in source.config or any(
+            tensor.dtype not in BYTES for tensor in source.tensors
+        )
+        only = own if is_quantized else None
+        weights = sum(
+            _loaded_bytes(tensor, only, loaded, quantization) for tensor in source.tensors
+        )
     else:
         weights = weights * loaded // own
         if quantization in QUANTIZED:
@@ -337,10 +345,10 @@ def _loaded_dtype(model: str, dtype: str | None, own: int) -> int:
     return BYTES[dtype]
 
 
-def _loaded_bytes(tensor: _Tensor, own: int, loaded: int, quantization: str | None) -> int:
-    """The bytes of a tensor in memory. Only numbers in the model's own precision are converted:
-    scales of a quantized checkpoint stay as they are."""
-    if BYTES.get(tensor.dtype) != own:
+def _loaded_bytes(tensor: _Tensor, only: int | None, loaded: int, quantization: str | None) -> int:
+    """The bytes of a tensor in memory. If ``only`` numbers of so many bytes are converted, others
+    stay as they are, such as the scales of a quantized checkpoint."""
+    if only is not None and BYTES.get(tensor.dtype) != only:
         return tensor.bytes
     is_linear = tensor.is_matrix and not re.search("embed|lm_head|wte|wpe", tensor.name)
     if is_linear and quantization in QUANTIZED:

@@ -90,6 +90,26 @@ def test_the_precision_counts_for_weights_and_caches(dtype, quantization, factor
     assert loaded.cache_bytes_per_token == stored.cache_bytes_per_token * factor
 
 
+@pytest.mark.parametrize(
+    ("named", "dtype", "factor"),
+    [("bfloat16", "auto", 1 / 2), ("bfloat16", "float32", 1), ("bfloat16", None, 1 / 2)],
+)
+def test_files_in_another_precision_than_the_config_names_are_converted(
+    named, dtype, factor, folder_of
+):
+    folder = folder_of("llama")
+    stored = size_of(str(folder)).weight_bytes
+    changed(folder, dtype=named, torch_dtype=None)
+    assert size_of(str(folder), dtype=dtype).weight_bytes == stored * factor
+
+
+def test_scales_of_a_quantized_checkpoint_stay_as_they_are(folder_of):
+    folder = folder_of("llama")
+    stored = size_of(str(folder)).weight_bytes
+    changed(folder, dtype="bfloat16", quantization_config={"quant_method": "fp8"})
+    assert size_of(str(folder), dtype="auto").weight_bytes == stored
+
+
 def test_quantizing_while_loading_leaves_embeddings_as_they_are(folder_of):
     model, _ = tiny.cached("llama", 1)
     size = size_of(str(folder_of("llama")), dtype="auto", quantization="fp8")
