@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 from langchain_core.decisions import (  # type: ignore[import-not-found, unused-ignore]
     BaseDecisionModel,
+    Box,
     Choice,
     ChoiceAnswer,
     ClassifierResponse,
@@ -190,7 +191,9 @@ def _label_question(name: str, question: Any) -> LabelQuestion:
     error = UsageError(
         f"question {name!r} must be a Choice, a Noul or a Score, got {type(question).__name__}"
     )
-    raise advised(error, "members read only text, so they cannot find anything in an image")
+    if isinstance(question, Box):
+        raise advised(error, "members read only text, so they cannot find anything in an image")
+    raise advised(error, 'for example Noul(instructions="Is it urgent?")')
 
 
 def text_of(state: Any) -> str:
