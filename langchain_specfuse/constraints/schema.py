@@ -110,6 +110,10 @@ _SUBJECTS = _set(
 written."""
 
 
+MOST_ALTERNATIVES = 10_000
+"""llguidance writes out every combination of the alternatives that apply to the same value."""
+
+
 class LeftOut(NamedTuple):
     """A part of a schema that the grammar does not enforce."""
 
@@ -137,14 +141,20 @@ def rewrite(schema: Any, where: str, error_of: Callable[[Any], str]) -> Rewritte
 
     ``error_of`` returns llguidance's error for a schema, or "".
     """
-    rewriter = _Rewriter(schema, where, error_of)
+
+    def error_within_limits(schema: Any) -> str:
+        if _alternatives(schema) > MOST_ALTERNATIVES:
+            return f"its combinations are too large: more than {MOST_ALTERNATIVES} alternatives"
+        return error_of(schema)
+
+    rewriter = _Rewriter(schema, where, error_within_limits)
     root = rewriter.schema(schema, where)
     definitions = rewriter.definitions
     if isinstance(root, bool):
         root = {"anyOf": [root]}
-    if error_of({**root, "$defs": definitions}):
+    if error_within_limits({**root, "$defs": definitions}):
         rewriter.weaken()
-    error = error_of({**root, "$defs": definitions})
+    error = error_within_limits({**root, "$defs": definitions})
     if error:
         raise rewriter.refused(error, where)
     finite = _finite_definitions(definitions)
@@ -637,6 +647,47 @@ class _Rewriter:
                 message = f"{path}.$ref {reference!r:.200} is nowhere in this schema"
                 raise _unsupported(message, "fix the reference") from None
         return schema
+
+
+def _alternatives(root: dict[str, Any]) -> int:
+    """The most alternatives of a single value in a schema with its ``$defs``.
+
+    >>> some = {"anyOf": [{"type": "string"}, {"type": "null"}, {"type": "number"}]}
+    >>> _alternatives({"allOf": [some, {"$ref": "#/$defs/some"}], "$defs": {"some": some}})
+    9
+    """
+    definitions = root.get("$defs", {})
+    counts: dict[str, int] = {}
+    most = 1
+
+    def count(schema: Any) -> int:
+        nonlocal most
+        if not isinstance(schema, dict):
+            return 1
+        product = 1
+        for word, value in schema.items():
+            if word in ("anyOf", "oneOf"):
+                product *= max(1, sum(map(count, _list(value))))
+            elif word == "allOf":
+                product *= math.prod(map(count, _list(value)))
+            elif word == "$ref" and isinstance(value, str):
+                product *= count_of(value.removeprefix("#/$defs/"))
+            elif word not in ("$defs", "const", "enum"):
+                for inner in value.values() if isinstance(value, dict) else _list(value):
+                    count(inner)
+                count(value)
+            product = min(product, MOST_ALTERNATIVES + 1)
+        most = max(most, product)
+        return product
+
+    def count_of(name: str) -> int:
+        if name not in counts:
+            counts[name] = 1  # a reference to itself adds no alternatives
+            counts[name] = count(definitions.get(name))
+        return counts[name]
+
+    count(root)
+    return most
 
 
 def _is_reference(schema: Any) -> bool:

@@ -71,6 +71,13 @@ def test_forced_text_is_the_only_way_on() -> None:
 BASE = {"type": "object", "properties": {"b": {"type": "integer"}}, "required": ["b"]}
 ENDLESS = {"type": "object", "properties": {"n": {"$ref": "#"}}, "required": ["n"]}
 CIRCLE = {"A": {"$ref": "#/$defs/B"}, "B": {"$ref": "#/$defs/A"}}
+REPEATED = {
+    f"A{n}": {
+        "anyOf": [{"allOf": [{"$ref": f"#/$defs/A{n - 1}"}] * 2}, {"$ref": f"#/$defs/A{n - 1}"}]
+    }
+    for n in range(1, 11)
+}
+"""Ten definitions, each with more than the square of the alternatives of the one before."""
 WRONG: list[tuple[Any, str]] = [
     # nothing satisfies it
     (False, "schema is false"),
@@ -106,6 +113,7 @@ WRONG: list[tuple[Any, str]] = [
     ({"const": 2**53 + 1}, "a different value would be written"),
     ({"enum": [{"a": ["\x1f"]}]}, "a different value would be written"),
     ({"allOf": [{"anyOf": [{"minimum": n + m} for n in range(70)]} for m in range(6)]}, "too large"),
+    ({"$ref": "#/$defs/A10", "$defs": REPEATED | {"A0": {"type": "string"}}}, "too large"),
     # not a schema
     ([1], "not a JSON schema"),
     ({"type": "thing"}, "Invalid type: thing"),
