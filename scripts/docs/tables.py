@@ -510,7 +510,7 @@ def _price(results: Mapping[str, Result]) -> str:
         f"s (means of {timed['checked']['questions']} questions, two idle cores). "
         f"The price: {short} of the {checked['questions']} checked answers have less than 0.7 "
         f"times as many words as the model's own. If those count as failures, {checked['good']} "
-        f"obey ({checked['good'] / checked['questions']:.0%}; our bar was 95%). "
+        f"obey ({checked['good'] / checked['questions']:.0%}; we had aimed at 95%). "
         f"In code, asking again does as well ({_asked_again_in_code(results)}), and "
         f"{code['failed']} of the {code['questions']} checked answers are an error instead of a "
         "program, because no sample passed the visible test."
@@ -646,7 +646,7 @@ def decisions(results: Result) -> str:
 MERGED = {
     "lead": "the lead alone",
     "self-fusion": "self-fusion: three samples of the lead",
-    "fusion": "**fusion**: one answer of each member",
+    "fusion": "**fusion**: an answer of each member",
 }
 """Ways of ``studies/fusion.py``, in words."""
 
@@ -663,7 +663,8 @@ def fusion(results: Result) -> str:
         by_set = [f"{rows[way, name]['right']:.0f}" for name in alone if name != "all"]
         against = row.get("against lead", {})
         times = [f"{row[key] / alone['all'][key]:.1f} times" for key in COSTS]
-        verdict = [against.get(key, "") for key in ("won", "lost", "p")]
+        p = f"{against['p']:.2g}" if against else ""
+        verdict = [against.get("won", ""), against.get("lost", ""), p]
         total = f"{row['right']:.0f} of {row['questions']}"
         right.append((label, *by_set, total, *verdict, *times))
         if way != "lead":
@@ -676,7 +677,9 @@ def fusion(results: Result) -> str:
     heads = ("way", *sets, "right", "won", "lost", "p", *COSTS.values())
     kinds = ("way", "right, where a merged answer was", "right, where none was")
     return _joined(
-        table(heads, right), table(kinds, merged), source("studies/fusion", results)
+        table(heads, right),
+        table(kinds, merged),
+        source("studies/fusion", results, "won and lost: against the lead alone"),
     )
 
 
