@@ -672,10 +672,12 @@ def _alternatives(root: dict[str, Any]) -> int:
                 product *= math.prod(map(count, _list(value)))
             elif word == "$ref" and isinstance(value, str):
                 product *= count_of(value.removeprefix("#/$defs/"))
-            elif word not in ("$defs", "const", "enum"):
-                for inner in value.values() if isinstance(value, dict) else _list(value):
+            elif word in ("properties", "patternProperties"):
+                for inner in value.values() if isinstance(value, dict) else ():
                     count(inner)
-                count(value)
+            elif word not in ("$defs", "const", "enum"):
+                for inner in value if isinstance(value, list) else [value]:
+                    count(inner)
             product = min(product, MOST_ALTERNATIVES + 1)
         most = max(most, product)
         return product

@@ -649,6 +649,8 @@ MERGED = {
     "fusion": "**fusion**: an answer of each member",
 }
 """Ways of ``studies/fusion.py``, in words."""
+COSTS = {"passes": "passes", "read": "tokens read", "seconds": "seconds"}
+"""Keys of a row in ``studies/fusion.json``, in words."""
 
 
 def fusion(results: Result) -> str:
@@ -681,10 +683,6 @@ def fusion(results: Result) -> str:
         table(kinds, merged),
         source("studies/fusion", results, "won and lost: against the lead alone"),
     )
-
-
-COSTS = {"passes": "passes", "read": "tokens read", "seconds": "seconds"}
-"""Keys of a row in ``studies/fusion.json``, in words."""
 
 
 def papers(results: Result) -> str:

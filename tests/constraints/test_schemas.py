@@ -134,6 +134,13 @@ def test_a_schema_that_cannot_be_enforced_is_refused_with_its_path(
     assert error.value.__notes__[0].startswith("-> ")
 
 
+def test_each_level_of_a_nested_schema_is_read_once() -> None:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(40):
+        schema = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+    check(json_schema(schema))  # reading each level twice would take hours
+
+
 # --- keywords that llguidance ignores -------------------------------------------------------------
 
 
