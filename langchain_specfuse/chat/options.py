@@ -227,7 +227,9 @@ def _check_lead(lead: str | None, writers: Sequence[str], method: Method) -> Non
     if lead not in writers:
         error = UsageError(f"lead must be one of {', '.join(writers)}, got {lead!r:.80}")
         if lead.lower() == "none":
-            raise advised(error, "all members vote with lead=None, without quotation marks")
+            raise advised(
+                error, "if all members should vote, write lead=None, without quotation marks"
+            )
         advice = "name a member that writes, or use 'auto', or None if all should vote"
         raise advised(error, meant(lead, writers, advice, cutoff=0.5))
     if method.margin is None:

@@ -111,7 +111,8 @@ written."""
 
 
 MOST_ALTERNATIVES = 10_000
-"""llguidance writes out every combination of the alternatives that apply to the same value."""
+"""The most combinations of alternatives for one value that llguidance is given, because it writes
+out every one."""
 
 
 class LeftOut(NamedTuple):
@@ -144,7 +145,7 @@ def rewrite(schema: Any, where: str, error_of: Callable[[Any], str]) -> Rewritte
 
     def error_within_limits(schema: Any) -> str:
         if _alternatives(schema) > MOST_ALTERNATIVES:
-            return f"its combinations are too large: more than {MOST_ALTERNATIVES} alternatives"
+            return f"it combines too many alternatives: more than {MOST_ALTERNATIVES}"
         return error_of(schema)
 
     rewriter = _Rewriter(schema, where, error_within_limits)

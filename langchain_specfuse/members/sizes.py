@@ -102,7 +102,8 @@ def size_of(
     """The size of the model in a folder, a ``.gguf`` file (also ``hf:...`` and ``ollama:...``) or
     under a hub id.
 
-    ``dtype``: as vLLM takes it: ``"auto"`` loads 32-bit weights in 16 bits; None: as the files are.
+    ``dtype``: as vLLM takes it: ``"auto"`` loads 32-bit weights in 16 bits; None: in the
+    precision that the configuration names.
     ``quantization``: a way in which vLLM quantizes while it loads, such as ``"fp8"``.
     ``token``: for gated repositories; None: the token of ``hf auth login`` or of ``$HF_TOKEN``.
 

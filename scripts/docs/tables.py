@@ -677,7 +677,7 @@ def fusion(results: Result) -> str:
             merged.append((label, kept, gained))
     sets = [f"{name}, of {row['questions']}" for name, row in alone.items() if name != "all"]
     heads = ("way", *sets, "right", "won", "lost", "p", *COSTS.values())
-    kinds = ("way", "right, where a merged answer was", "right, where none was")
+    kinds = ("way", "final one right, where a draft was", "where every draft was wrong")
     return _joined(
         table(heads, right),
         table(kinds, merged),

@@ -78,7 +78,7 @@ class ServerMember:
     - ``api_key_env`` names the environment variable with the API key (``Basic ...`` is sent as it
       is). An address must not hold a key.
     - ``verify`` may name a file with the certificate authorities to trust.
-    - ``timeout`` limits one HTTP request with its retries (of a server that only chats, each
+    - ``timeout`` limits one HTTP request with its retries (with a server that only chats: each
       attempt). It should be shorter than ``member_timeout``.
     - ``max_concurrency`` limits how many requests are sent at once.
     - ``system_prompt``, ``chat_template`` and ``chat_template_kwargs`` are as those of
