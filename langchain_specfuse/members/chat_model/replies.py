@@ -59,8 +59,6 @@ class Reply:
         self._held = ""
         """Text that may belong to the reasoning."""
         self._finish = ""
-        self._broken = ""
-        """The reason that the provider has given for a reply that it could not finish."""
         self._refusal = ""
         self._needs_reason = needs_reason
         self.has_reason = False
@@ -96,9 +94,9 @@ class Reply:
                 raise self._failure(error) from error
         finally:
             chunks.close()  # type: ignore[attr-defined]
-        if self._broken:
+        if self._finish in _BROKEN:
             raise MemberError(
-                f"its reply broke off: its finish reason is {self._broken!r}", member=self._member
+                f"its reply broke off: its finish reason is {self._finish!r}", member=self._member
             )
         if chunk is None and self._needs_reason and not self._finish:
             raise MemberError(
@@ -113,7 +111,6 @@ class Reply:
     def _part(self, chunk: Any) -> StreamPart | None:
         """What a chunk adds; None if it is empty."""
         reason = _finish_of(chunk.response_metadata)
-        self._broken = reason if reason in _BROKEN else self._broken
         self.has_reason = self.has_reason or bool(reason)
         if self._finish != REFUSAL:  # after a refusal, the last chunk may still say "stop"
             self._finish = reason or self._finish
