@@ -76,10 +76,14 @@ class Member(Protocol):
     is late, and a reserve takes its place. If no sign can come for a longer time, for example
     before a long response in one piece, the member may set the attribute to a time in the future. A
     member without the attribute may take a second more for each token beyond the first 30 of a
-    batch. A member that waits for several jobs at the same time, for example on a server, should
-    watch each job itself (``DraftJob.silence_s``), so that a job that hangs fails alone. If it also
-    fails jobs at their ``timeout_s`` with ``core.silence.late``, it has an attribute
-    ``limits_jobs = True``; then a hung job does not keep it from its next jobs.
+    batch.
+
+    A member that waits for several jobs at the same time, for example on a server, may have a
+    method ``begin(work, job, deliver)``, which is called in place of ``draft`` and ``score``
+    (``work`` names one of them). It returns at once, and later calls ``deliver`` once with the
+    reply, from any thread, so that a job that hangs keeps no other waiting. Such a member limits
+    each job itself (``DraftJob.silence_s`` and ``timeout_s``, with ``core.silence``), and
+    ``forget`` may be called while it works on a job of the query.
     """
 
     @property

@@ -260,12 +260,11 @@ class DraftJob:
     says ``excludes=False`` ignores them, and so does every member if the grammar allows no other
     token."""
     silence_s: float | None = None
-    """How long the member may give no sign of life while it works on this job. None: no limit. The
-    worker watches the member as a whole; only a member that works on several jobs in parallel reads
-    this."""
+    """How long the member may give no sign of life while it works on this job. None: no limit. Only
+    a member with a method ``begin`` reads this; the worker watches the others."""
     timeout_s: float | None = None
-    """How long the member may take for a batch with this job. None: no limit. Only a member that
-    ``limits_jobs`` reads this; for others the worker has a timer."""
+    """How long the member may take for a batch with this job. None: no limit. Only a member with a
+    method ``begin`` reads this, for the job alone; for the others the worker has a timer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -300,7 +300,7 @@ class Run:
             member = self._members[name]
             try:
                 # Through the queue, or it would race with the batch that is running.
-                worker_for(member.device).call(member, partial(member.forget, query_id))
+                worker_for(member.device).forget(member, query_id)
             except Exception:
                 # a member may raise anything; the other members must still forget the answer
                 log.exception("%s cannot forget an answer that is over", name)

@@ -6,6 +6,9 @@ same member or for members that share weights. The worker does not wait for a ba
 jobs that arrive while one batch runs form the next. The member decides how many jobs of a batch go
 into one forward pass.
 
+A member that works on each job by itself (:meth:`.Member.begin`) has no batches: it is handed each
+job at once, and delivers each reply when it is there.
+
 Between batches, long prompts are read in chunks (:class:`PrefillQueue`). A member that exceeds its
 time limit, or gives no sign of life for too long (:mod:`.silence`), keeps its thread, and a new
 thread serves the other members (:class:`Overdue`). Replies are checked here, once
@@ -39,8 +42,8 @@ IDLE_S = 2.0
 """A worker without work ends its thread after this long; the next job starts a new one."""
 PREFILL_SHARE = 0.5
 """Reading long prompts takes at most this share of the time that other work takes meanwhile."""
-GRACE_S = 1.0
-"""How much later than its limit a call is given up if the member fails late jobs itself."""
+CALLS = ("call", "forget")
+"""Work that is no job."""
 
 
 def _ignore(reply: Any) -> None:
@@ -56,8 +59,8 @@ class QueuedJob:
 
     member: Any
     work: str
-    """The member's method that takes a list of jobs, ``draft`` or ``score``; or ``call``, if the
-    job is a plain function."""
+    """The member's method that takes a list of jobs, ``draft`` or ``score``; ``forget``, if the job
+    is a query's id; or ``call``, if it is a plain function."""
     job: Any
     deliver: Callable[[Any], None]
     is_needed: Callable[[], bool] = lambda: True
@@ -138,7 +141,7 @@ class JobQueue:
 
 def can_share_batch(job: QueuedJob, other: QueuedJob) -> bool:
     """Whether two jobs can be in one batch."""
-    if "call" in (job.work, other.work):
+    if job.work in CALLS:
         return False
     return (
         job.executor is other.executor
@@ -250,6 +253,10 @@ class Worker:
         """The batch under way. Either the thread or the timer takes it out and delivers it."""
         self._overdue: dict[int, Overdue] = {}
         """Calls that exceeded a limit, by the id of the member or batch group."""
+        self._begun: dict[int, set[QueuedJob]] = {}
+        """The jobs under way of members that work on each by itself, by the member's id."""
+        self._held: dict[int, list[QueuedJob]] = {}
+        """Their calls that wait until no job is under way, and all that came later."""
         self._closed = False
 
     def put(self, *jobs: QueuedJob) -> None:
@@ -266,12 +273,17 @@ class Worker:
         logged, and ``deliver`` gets a :class:`.Failure`."""
         self.put(QueuedJob(member, "call", function, deliver))
 
+    def forget(self, member: Any, query_id: str) -> None:
+        """Let a member free what it keeps for this query."""
+        self.put(QueuedJob(member, "forget", query_id, _ignore))
+
     def close(self, timeout_s: float = 10.0) -> None:
         """Drop all queued and later jobs, and wait for the batch under way."""
         with self._lock:
             self._closed = True
             self._queue.clear()
             self._prefill.clear()
+            self._held.clear()
             self._running = None
             thread, self._thread = self._thread, None
             self._news.notify_all()
@@ -350,10 +362,13 @@ class Worker:
     # - one batch
 
     def _run(self, batch: list[QueuedJob]) -> None:
-        if self._waits_for_overdue(batch):
+        if self._waits_for_overdue(batch) or self._waits_for_begun(batch):
+            return
+        if batch[0].work not in CALLS and works_apart(batch[0].executor):
+            self._begin(batch)
             return
         now = time.monotonic()
-        timer = _timer(_time_limit(batch), self._give_up, batch, now)
+        timer = _timer(batch[0].timeout_s, self._give_up, batch, now)
         watched = self._watched(batch, now)
         began, since = time.time(), time.perf_counter()
         replies = run_batch(batch)
@@ -410,6 +425,53 @@ class Worker:
         if not self._closed:
             failure = Failure.of(emptied(error))
             _deliver([(queued, failure) for queued in still_open])
+
+    # - members that work on each job by itself
+
+    def _begin(self, batch: list[QueuedJob]) -> None:
+        """Hand the jobs to their member, which limits the time of each itself."""
+        with self._lock:
+            if self._closed:
+                return
+            self._running = None
+            self._begun.setdefault(id(batch[0].executor), set()).update(batch)
+        for queued in batch:
+            deliver = partial(self._end_begun, queued, time.time(), time.perf_counter())
+            try:
+                queued.member.begin(queued.work, queued.request, deliver)
+            except BaseException as error:  # a member may raise anything; the others still begin
+                deliver(Failure.of(emptied(error)))
+
+    def _end_begun(self, queued: QueuedJob, began: float, since: float, reply: Any) -> None:
+        """Deliver the first reply to a job that has begun."""
+        executor = id(queued.executor)
+        with self._lock:
+            under_way = self._begun.get(executor, set())
+            if self._closed or queued not in under_way:
+                return
+            under_way.remove(queued)
+            if not under_way:
+                del self._begun[executor]
+                self._queue.put_first(self._held.pop(executor, []))
+                self._wake()
+        try:
+            reply = with_cost(queued, _checked(queued, reply), began, time.perf_counter() - since)
+        except BaseException as error:  # a member may return anything
+            reply = Failure.of(emptied(error))
+        _deliver([(queued, reply)])
+
+    def _waits_for_begun(self, batch: list[QueuedJob]) -> bool:
+        """Whether the batch has to wait for jobs that its member has begun: a call does, and so
+        does all that comes after it."""
+        executor = id(batch[0].executor)
+        with self._lock:
+            if executor not in self._begun:
+                return False
+            if batch[0].work != "call" and executor not in self._held:
+                return False
+            self._held.setdefault(executor, []).extend(batch)
+            self._running = None
+            return True
 
     # - members that exceed a limit
 
@@ -518,20 +580,15 @@ def _timer(after_s: float | None, act: Callable[..., None], *args: Any) -> threa
     return timer
 
 
-def _time_limit(batch: list[QueuedJob]) -> float | None:
-    """When the call is given up. A member that fails late jobs itself returns before that, and is
-    free for the next batch."""
-    limit_s = batch[0].timeout_s
-    if limit_s is None or not _limits_jobs(batch[0].executor):
-        return limit_s
-    return limit_s + GRACE_S
-
-
-def _limits_jobs(member: Any) -> bool:
-    try:
-        return bool(getattr(member, "limits_jobs", False))
-    except Exception:  # a member may raise anything
-        return False
+def works_apart(member: Any) -> bool:
+    """Whether a member has a method ``begin`` for single jobs. If a subclass overrides ``draft`` or
+    ``score`` alone, these are called."""
+    for kind in type(member).__mro__:
+        if "begin" in vars(kind):
+            return True
+        if "draft" in vars(kind) or "score" in vars(kind):
+            return False
+    return False
 
 
 def signer_of(batch: list[QueuedJob]) -> Any:
@@ -582,15 +639,15 @@ def run_batch(batch: list[QueuedJob]) -> list[Any]:
     part of the batch fails."""
     first = batch[0]
     try:
-        if first.work == "call":
-            return [first.job()]
+        if first.work in CALLS:
+            return [first.job() if first.work == "call" else first.member.forget(first.job)]
         return _replies(batch)
     # a member may raise anything, even SystemExit; the worker continues
     except BaseException as error:
         parts = _by_member(batch)
         if len(parts) > 1:  # one member's error must not hurt the others of its group
             return _run_apart(batch, parts)
-        if first.work == "call":  # nobody may wait for its reply, so the error would be lost
+        if first.work in CALLS:  # nobody may wait for its reply, so the error would be lost
             thread, name = threading.current_thread().name, getattr(first.member, "name", "")
             log.exception("%s: a call to %s failed", thread, name)
         return [Failure.of(emptied(error))] * len(batch)

@@ -1,60 +1,105 @@
-"""Works on several jobs of one member at the same time, for members that wait for a server or a
-chat model.
+"""Members that work on several jobs at the same time, because they wait for a server or a chat
+model.
 
-Each job has a thread and signs of life of its own. A job that is silent for too long, or exceeds
-its time limit, fails alone: its thread is left to it, and what it returns later is dropped. The
-member is free for the next jobs.
+Each job has a thread and signs of life of its own, and its reply is delivered as soon as it is
+there. A job that is silent for too long, or exceeds its time limit, fails alone: its thread is left
+to it, and what it returns later is dropped.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-import weakref
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Literal
 
-from ..core.silence import Silence, late, silent
+from ..core.silence import LOOKS, Silence, late, silent
 from ..core.values import DraftJob, Failure, ScoreJob
 from ..errors import MemberError, UsageError, amount
 from ..secret_values import masked
 
+log = logging.getLogger("langchain_specfuse")
+
 SHOWN = 300
 """At most this many characters of another program's error message are passed on."""
+IDLE_S = 2.0
+"""A thread that watches limits ends after this long without any."""
 
 Job = DraftJob | ScoreJob
-Work = Callable[[Any], Any]
+Work = Literal["draft", "score"]
 
 _THREAD = threading.local()
-_LATE: weakref.WeakKeyDictionary[Concurrent, int] = weakref.WeakKeyDictionary()
-"""member -> how many of its calls were given up and have not returned. Names are not the keys,
-because members of different ensembles may have the same name."""
-_LATE_LOCK = threading.Lock()
 
 
-class Concurrent(Protocol):
-    """A member that works on several jobs at the same time."""
+# --- the members ----------------------------------------------------------------------------------
+
+
+class ConcurrentMember(ABC):
+    """A member that works on several jobs at the same time, each in a thread of its own."""
 
     name: str
     max_concurrency: int
+    _calls: Calls
 
-    def forget(self, query_id: str) -> None: ...
+    def _start_calls(self) -> None:
+        """Begin without any job: for a new member, and for a copy."""
+        self._calls = Calls(self.name, self.max_concurrency)
 
-    def note_sign(self) -> None: ...
+    @abstractmethod
+    def note_sign(self) -> None:
+        """Note a sign of life of the member."""
+
+    @abstractmethod
+    def _answer(self, work: Work, job: Any) -> Any:
+        """The reply to one job. Called from several threads."""
+
+    @abstractmethod
+    def _forget(self, query_id: str) -> None:
+        """Free what is kept for this query, which no thread works on."""
+
+    def begin(self, work: Work, job: Job, deliver: Callable[[Any], None]) -> None:
+        """As in :class:`.Member`."""
+        self._calls.begin(job, partial(self._answer, work), deliver, self._forget)
+
+    def draft(self, jobs: Sequence[DraftJob]) -> list[Any]:
+        return self._each("draft", jobs)
+
+    def score(self, jobs: Sequence[ScoreJob]) -> list[Any]:
+        return self._each("score", jobs)
+
+    def forget(self, query_id: str) -> None:
+        self._calls.when_over(query_id, partial(self._forget, query_id))
+
+    def _each(self, work: Work, jobs: Sequence[Job]) -> list[Any]:
+        """The replies to all jobs, in order."""
+        replies: list[Any] = [None] * len(jobs)
+        left = len(jobs)
+        news = threading.Condition()
+
+        def deliver(at: int, reply: Any) -> None:
+            nonlocal left
+            with news:
+                replies[at] = reply
+                left -= 1
+                news.notify()
+
+        for at, job in enumerate(jobs):
+            self.begin(work, job, partial(deliver, at))
+        limits = [job.silence_s for job in jobs if job.silence_s is not None]
+        pause_s = min(limits) / LOOKS if limits else None
+        with news:
+            while left:
+                news.wait(pause_s)
+                self.note_sign()  # its caller need not watch it, because each job is watched
+        return replies
 
 
-def each(member: Concurrent, jobs: Sequence[Any], work: Work) -> list[Any]:
-    """The replies to all jobs, in order. A job that fails, is silent for longer than its
-    ``silence_s``, or is not done after its ``timeout_s``, does not affect the others.
-
-    The threads are daemons, because those of ``concurrent.futures`` keep a program from ending
-    while a server hangs.
-    """
-    if len(jobs) == 1 and not _is_limited(jobs[0]):
-        return [_reply(jobs[0], work)]
-    return _Calls(member, jobs, work).replies()
+# --- jobs under way -------------------------------------------------------------------------------
 
 
 def note_sign(ahead_s: float = 0.0) -> None:
@@ -95,131 +140,218 @@ def interrupted_by(interrupt: Callable[[], None]) -> Iterator[None]:
 
 
 class _Call:
-    """A job under way."""
+    """A job of a member, and the functions that work on it, take its reply, and forget its
+    query."""
 
-    def __init__(self, at: int, job: Job) -> None:
-        self.at = at
+    def __init__(
+        self,
+        job: Job,
+        work: Callable[[Any], Any],
+        deliver: Callable[[Any], None],
+        forget: Callable[[str], None],
+    ) -> None:
         self.job = job
-        self.sign = time.monotonic()
+        self.work = work
+        self.deliver = deliver
+        self.forget = partial(forget, job.query.id)
+        self.sign = 0.0
         self.is_late = False
         """Whether it was given up."""
-        limit_s = job.silence_s
-        self.silence = None if limit_s is None else Silence(limit_s, self.sign, self.sign)
+        self._began = 0.0
+        self._silence: Silence | None = None
         self._interrupt: Callable[[], None] | None = None
         self._lock = threading.Lock()
+
+    @property
+    def is_limited(self) -> bool:
+        return self.job.silence_s is not None or self.job.timeout_s is not None
+
+    def start_clock(self) -> None:
+        """Count its time from now on: waiting in a queue does not count."""
+        self._began = self.sign = time.monotonic()
+        if self.job.silence_s is not None:
+            self._silence = Silence(self.job.silence_s, self.sign, self.sign)
+
+    def pause_s(self, now: float) -> float:
+        """The time until the next check of its limits."""
+        pauses = []
+        if self._silence is not None:
+            pauses.append(self._silence.pause_s)
+        if self.job.timeout_s is not None:
+            pauses.append(max(self._began + self.job.timeout_s - now, 0.0))
+        return min(pauses)
+
+    def failure(self, now: float) -> Failure | None:
+        """How it fails if it has exceeded a limit."""
+        if self._silence is not None and self._silence.is_too_long(now, self.sign):
+            return silent(self._silence.limit_s)
+        if self.job.timeout_s is not None and now >= self._began + self.job.timeout_s:
+            return late(self.job.timeout_s)
+        return None
 
     def set_interrupt(self, interrupt: Callable[[], None] | None) -> None:
         with self._lock:
             self._interrupt = interrupt
 
-    def give_up(self) -> None:
-        self.is_late = True
+    def interrupt(self) -> None:
         with self._lock:  # so that nothing is interrupted after it has ended
             if self._interrupt is not None:
                 self._interrupt()
 
 
-class _Calls:
-    """The calls for the jobs of one batch."""
+class Calls:
+    """The jobs of one member: at most ``max_concurrency`` under way, and those that wait.
 
-    def __init__(self, member: Concurrent, jobs: Sequence[Job], work: Work) -> None:
-        self._member = member
-        self._work = work
-        self._waiting = deque(enumerate(jobs))
+    The threads are daemons, because those of ``concurrent.futures`` keep a program from ending
+    while a server hangs.
+    """
+
+    def __init__(self, name: str, max_concurrency: int) -> None:
+        self._name = name
+        self._max_concurrency = max_concurrency
+        self._waiting: deque[_Call] = deque()
         self._under_way: dict[_Call, None] = {}
-        self._replies: list[Any] = [None] * len(jobs)
-        self._news = threading.Condition()
-        # The worker puts jobs with different time limits into different batches.
-        self._timeout_s = jobs[0].timeout_s if jobs else None
-        self._began = time.monotonic()
+        self._late: dict[_Call, None] = {}
+        """Calls that were given up and have not returned."""
+        self._over: dict[str, Callable[[], None]] = {}
+        """Query id -> what to do when there is no job of it any more."""
+        # Re-entrant, because a finalizer that cancels an answer may be called anywhere, and other
+        # answers begin then.
+        self._news = threading.Condition(threading.RLock())
+        self._watcher: threading.Thread | None = None
+        self._next_check = 0.0
 
-    def replies(self) -> list[Any]:
-        """Work on all jobs, at most ``max_concurrency`` at a time."""
+    def begin(
+        self,
+        job: Job,
+        work: Callable[[Any], Any],
+        deliver: Callable[[Any], None],
+        forget: Callable[[str], None],
+    ) -> None:
+        """Work on a job, now or as soon as there is room. ``deliver`` is called once with the reply
+        or a :class:`.Failure`, and ``forget`` if the reply came too late."""
+        self._waiting.append(_Call(job, work, deliver, forget))
+        self._begin_waiting()
+
+    def when_over(self, query_id: str, act: Callable[[], None]) -> None:
+        """Call ``act`` now or, if there are jobs of this query, when the last one has ended."""
         with self._news:
-            while self._waiting or self._under_way:
-                while self._waiting and len(self._under_way) < self._member.max_concurrency:
-                    self._begin(*self._waiting.popleft())
-                if self._under_way:
-                    self._news.wait(self._pause_s())
-                    self._give_up_silent()
-                    self._give_up_late()
-        return self._replies
+            if self._works_on(query_id):
+                self._over[query_id] = act
+                return
+        act()
 
-    def _pause_s(self) -> float | None:
-        """The time until the next check of the limits; None: there are none."""
-        pauses = [call.silence.pause_s for call in self._under_way if call.silence]
-        if self._timeout_s is not None:
-            pauses.append(max(self._left_s(self._timeout_s), 0.0))
-        return min(pauses, default=None)
+    def _works_on(self, query_id: str) -> bool:
+        return any(call.job.query.id == query_id for call in (*self._under_way, *self._waiting))
 
-    def _left_s(self, timeout_s: float) -> float:
-        return self._began + timeout_s - time.monotonic()
+    # - beginning and ending
 
-    def _begin(self, at: int, job: Job) -> None:
-        name = self._member.name
-        hung = _LATE.get(self._member, 0)
-        if _is_limited(job) and hung >= self._member.max_concurrency:
-            message = f"still waiting for {amount(hung, 'earlier request')} without a reply"
-            self._replies[at] = Failure("timeout", message)
-            return
-        call = _Call(at, job)
+    def _begin_waiting(self) -> None:
+        """Begin waiting calls while there is room."""
+        while True:
+            with self._news:
+                if not self._waiting or len(self._under_way) >= self._max_concurrency:
+                    return
+                call = self._waiting.popleft()
+                failure = self._refusal(call) or self._start(call)
+            if failure is not None:
+                call.deliver(failure)
+
+    def _refusal(self, call: _Call) -> Failure | None:
+        """Calls with limits do not pile up behind others that hang."""
+        hung = len(self._late)
+        if not call.is_limited or hung < self._max_concurrency:
+            return None
+        message = f"still waiting for {amount(hung, 'earlier request')} without a reply"
+        return Failure("timeout", message)
+
+    def _start(self, call: _Call) -> Failure | None:
+        """Start its thread. The caller holds the lock."""
+        call.start_clock()
         self._under_way[call] = None
-        thread = threading.Thread(
-            target=self._run, args=(call,), name=f"specfuse-{name}_{at}", daemon=True
-        )
-        thread.start()
+        name = f"specfuse-{self._name}_{len(self._under_way)}"
+        try:
+            if call.is_limited:
+                self._watch(call)
+            threading.Thread(target=self._run, args=(call,), name=name, daemon=True).start()
+        except RuntimeError as error:  # the system has no room for a thread
+            del self._under_way[call]
+            return Failure("error", shown(error), error)
+        return None
 
     def _run(self, call: _Call) -> None:
         _THREAD.call = call
-        reply = _reply(call.job, self._work)
+        reply = _reply(call)
+        _THREAD.call = None
         with self._news:
-            if not call.is_late:
-                self._replies[call.at] = reply
+            if call.is_late:
+                del self._late[call]
+                forget: Callable[[], None] | None = call.forget
+            else:
                 del self._under_way[call]
-                self._news.notify()
-                return
+                query_id = call.job.query.id
+                forget = None if self._works_on(query_id) else self._over.pop(query_id, None)
         try:
-            # If the answer is over, nothing else frees what this call has kept.
-            self._member.forget(call.job.query.id)
-        finally:
-            self._count_late(-1)
+            if forget is not None:
+                forget()
+        except BaseException:  # a chat model may raise anything
+            log.exception("%s cannot forget an answer that is over", self._name)
+        self._begin_waiting()
+        if not call.is_late:
+            call.deliver(reply)
 
-    def _give_up_silent(self) -> None:
-        self._member.note_sign()  # the worker need not watch, because this thread does
-        now = time.monotonic()
-        for call in list(self._under_way):
-            if call.silence is not None and call.silence.is_too_long(now, call.sign):
-                self._give_up(call, silent(call.silence.limit_s))
+    # - limits
 
-    def _give_up_late(self) -> None:
-        """When the time is over, fail all jobs that are not done."""
-        if self._timeout_s is None or self._left_s(self._timeout_s) > 0:
-            return
-        failure = late(self._timeout_s)
-        for call in list(self._under_way):
-            self._give_up(call, failure)
-        while self._waiting:
-            at, _ = self._waiting.popleft()
-            self._replies[at] = failure
+    def _watch(self, call: _Call) -> None:
+        """Let a thread check the limits of this call. The caller holds the lock."""
+        if self._watcher is None or not self._watcher.is_alive():
+            watcher = threading.Thread(
+                target=self._check_limits, name="specfuse-limits", daemon=True
+            )
+            watcher.start()
+            self._watcher = watcher
+        else:
+            now = time.monotonic()
+            if now + call.pause_s(now) < self._next_check:
+                self._news.notify()
 
-    def _give_up(self, call: _Call, failure: Failure) -> None:
-        del self._under_way[call]
-        self._replies[call.at] = failure
-        self._count_late(1)
-        call.give_up()
+    def _check_limits(self) -> None:
+        while (exceeded := self._next_exceeded()) is not None:
+            for call, failure in exceeded:
+                call.interrupt()
+                call.deliver(failure)
+            if exceeded:
+                self._begin_waiting()
+            del exceeded
 
-    def _count_late(self, change: int) -> None:
-        with _LATE_LOCK:
-            _LATE[self._member] = _LATE.get(self._member, 0) + change
+    def _next_exceeded(self) -> list[tuple[_Call, Failure]] | None:
+        """Wait for the next check, and return the calls that it gives up. None: the thread should
+        end."""
+        with self._news:
+            now = time.monotonic()
+            pauses = [call.pause_s(now) for call in self._under_way if call.is_limited]
+            pause_s = min(pauses, default=IDLE_S)
+            self._next_check = now + pause_s
+            is_notified = self._news.wait(pause_s)
+            now = time.monotonic()
+            limited = [call for call in self._under_way if call.is_limited]
+            if not pauses and not limited and not is_notified:
+                self._watcher = None
+                return None
+            exceeded = []
+            for call in limited:
+                failure = call.failure(now)
+                if failure is not None:
+                    call.is_late = True
+                    del self._under_way[call]
+                    self._late[call] = None
+                    exceeded.append((call, failure))
+            return exceeded
 
 
-def _is_limited(job: Job) -> bool:
-    return job.silence_s is not None or job.timeout_s is not None
-
-
-def _reply(job: Job, work: Work) -> Any:
+def _reply(call: _Call) -> Any:
     try:
-        return work(job)
+        return call.work(call.job)
     except (MemberError, UsageError) as error:
         return Failure.of(error, str(error))
     except Exception as error:  # another program may send anything

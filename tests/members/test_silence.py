@@ -149,11 +149,46 @@ def test_a_member_is_asked_again_while_an_earlier_request_hangs(
     assert isinstance(reply, Draft)
 
 
-def test_jobs_that_could_not_begin_within_the_time_limit_fail_at_it(hanging: Any) -> None:
+def test_a_job_that_waits_behind_one_that_hangs_fails_with_it(hanging: Any) -> None:
     member = ChatModelMember(hanging(), name="queued", max_concurrency=1)
     jobs = [asking("hang"), asking("Why?")]
-    assert replies_of(member, jobs, silence_s=None, timeout_s=LIMIT_S) == [LATE, LATE]
+    behind = Failure("timeout", "still waiting for 1 earlier request without a reply")
+    assert replies_of(member, jobs, silence_s=None, timeout_s=LIMIT_S) == [LATE, behind]
     assert len(member.model.asked) == 1
+
+
+def test_the_time_of_a_job_begins_when_there_is_room_for_it(hanging: Any) -> None:
+    """Three jobs, one after the other, take longer than the limit."""
+    member = ChatModelMember(hanging(first_s=0.6 * LIMIT_S), name="turns", max_concurrency=1)
+    jobs = [asking(f"Why {number}?") for number in range(3)]
+    replies = replies_of(member, jobs, silence_s=None, timeout_s=LIMIT_S)
+    assert all(isinstance(reply, Draft) for reply in replies)
+
+
+def test_a_request_that_hangs_keeps_no_other_answer_waiting(hanging: Any) -> None:
+    """Also without any limit, which is the default."""
+    member, worker = ChatModelMember(hanging(at=1), name="free"), new_worker()
+    stuck: list[Any] = []
+    worker.put(QueuedJob(member, "draft", asking("hang"), stuck.append))
+    assert until(lambda: member.model.asked)
+    for _ in range(3):
+        (reply,) = replies_of(member, [asking("Why?")], silence_s=None, worker=worker)
+        assert isinstance(reply, Draft)
+    assert not stuck
+    member.model.go.set()
+    assert until(lambda: stuck)
+    assert isinstance(stuck[0], Draft)
+
+
+def test_an_answer_that_is_over_is_forgotten_when_its_last_job_has_ended(hanging: Any) -> None:
+    model = hanging(at=1)
+    member, worker, job = ChatModelMember(model, name="over"), new_worker(), asking("hang")
+    worker.put(QueuedJob(member, "draft", job, lambda reply: None))
+    assert until(lambda: model.asked)
+    worker.forget(member, job.query.id)
+    model.go.set()
+    assert until(lambda: model.closed), "its stream is closed, although it had hung"
+    assert not member._streams
 
 
 @pytest.mark.parametrize("limit", ["silence_s", "timeout_s"])
@@ -306,6 +341,62 @@ def test_a_server_that_answers_each_request_in_time_is_not_late(served: Any) -> 
     server.fault = slow
     replies = replies_of(member, [asking(f"Why {number}?") for number in range(4)])
     assert all(isinstance(reply, Draft) for reply in replies)
+
+
+def test_a_request_that_hangs_keeps_no_other_answer_of_a_server_waiting(served: Any) -> None:
+    server, member = served
+    server.fault = lambda path, _: "hang" if drawing(path) else None
+    worker, stuck = new_worker(), []
+    worker.put(QueuedJob(member, "draft", asking("Why?"), stuck.append))
+    asked = len(server.asked)
+    assert until(lambda: len(server.asked) > asked)
+    server.fault = None
+    (reply,) = replies_of(member, [asking("Why not?")], silence_s=None, worker=worker)
+    assert isinstance(reply, Draft) and not stuck
+
+
+def test_a_new_connection_leaves_the_requests_under_way_alone(served: Any) -> None:
+    """One connection that breaks makes the member connect again."""
+    server, member = served
+    worker, first, second = new_worker(), [], []
+    release = threading.Event()
+
+    def slow_then_cut(path: str, _: int) -> Any:
+        if not drawing(path) or release.is_set():
+            return None
+        if not first_asked.is_set():
+            first_asked.set()
+            release.wait(PATIENCE_S)
+            return None
+        return "cut"
+
+    first_asked = threading.Event()
+    server.fault = slow_then_cut
+    worker.put(QueuedJob(member, "draft", asking("Why?"), first.append))
+    assert first_asked.wait(PATIENCE_S)
+    worker.put(QueuedJob(member, "draft", asking("Why not?"), second.append))
+    assert until(lambda: second)
+    assert isinstance(second[0], Failure)
+    listed = sum("models" in path for path, _ in server.asked)
+    third: list[Any] = []
+    worker.put(QueuedJob(member, "draft", asking("And why?"), third.append))
+    assert until(lambda: sum("models" in path for path, _ in server.asked) > listed)
+    assert not first
+    release.set()
+    assert until(lambda: first)
+    assert isinstance(first[0], Draft)
+
+
+def test_jobs_that_wait_for_a_new_connection_share_its_failure(served: Any) -> None:
+    server, member = served
+    server.stop()
+    since = time.monotonic()
+    replies = replies_of(member, [asking(f"Why {number}?") for number in range(8)], silence_s=None)
+    assert {reply.kind for reply in replies} == {"error"}
+    again = replies_of(member, [asking(f"Why {number}?") for number in range(8)], silence_s=None)
+    assert {reply.kind for reply in again} == {"error"}
+    one_by_one = 8 * (0.2 + 0.4 + 0.8)  # the pauses between the attempts of eight jobs
+    assert time.monotonic() - since < one_by_one
 
 
 # --- models in this process -----------------------------------------------------------------------

@@ -52,7 +52,7 @@ from ...secret_values import masked, remember
 from ..arguments import checked
 from ..names import check_argument, kind_of
 from ..text.templates import all_as_text, with_system
-from ..threads import each, note_sign
+from ..threads import ConcurrentMember, Work, note_sign
 from .continuing import QUOTED, is_undecided, joined, repeatable, repeated_words
 from .names import chat_model_named, key_of, name_of, settings_of
 from .replies import Reply
@@ -103,7 +103,7 @@ Price = Annotated[
 ]
 
 
-class ChatModelMember:
+class ChatModelMember(ConcurrentMember):
     """A LangChain chat model as a member, with its own settings, retries and rate limits.
 
     >>> from langchain_core.language_models import FakeListChatModel
@@ -178,16 +178,19 @@ class ChatModelMember:
         """Query id -> its open stream."""
         self._refusals: dict[str, dict[Sampling, str]] = {}
         """Query id -> its refusals to draft, by sampling. These drafts are not requested again."""
+        self._start_calls()
 
     def __getstate__(self) -> dict[str, Any]:
         """Its arguments, and how its model continues a text, but no open streams. A model that was
         given by name is created again from its name, because most providers' objects cannot be
         pickled."""
         state = vars(self) | {"_streams": {}, "_unreported": Effort(), "last_sign": 0.0}
+        del state["_calls"]
         return state if self._model_name is None else state | {"model": None}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         vars(self).update(state)
+        self._start_calls()
         if self._model_name is not None:
             self.model = chat_model_named(self._model_name)
 
@@ -195,8 +198,6 @@ class ChatModelMember:
         """A copy that shares the chat model, which may hold clients and locks."""
         return copy.copy(self)
 
-    limits_jobs = True
-    """It fails late jobs itself, as in :class:`.Member`."""
     is_hosted = True
     """Whether what it reads and writes is part of an answer's cost."""
 
@@ -240,16 +241,13 @@ class ChatModelMember:
     def probe(self) -> Probe:
         return self.preview()
 
-    def draft(self, jobs: Sequence[DraftJob]) -> list[Draft | Failure]:
-        return each(self, jobs, self._draft)
-
-    def score(self, jobs: Sequence[ScoreJob]) -> list[Scored | Failure]:
-        return each(self, jobs, self._ballot)
-
     def note_sign(self) -> None:
         self.last_sign = time.monotonic()
 
-    def forget(self, query_id: str) -> None:
+    def _answer(self, work: Work, job: Any) -> Draft | Scored | Failure:
+        return self._draft(job) if work == "draft" else self._ballot(job)
+
+    def _forget(self, query_id: str) -> None:
         self._refusals.pop(query_id, None)
         self._close(query_id)
 
@@ -261,7 +259,7 @@ class ChatModelMember:
     def unload(self) -> None:
         """Cancel everything in progress. The next job tests again what the model can do."""
         for query_id in [*self._streams, *self._refusals]:
-            self.forget(query_id)
+            self._forget(query_id)
         self._way = None
 
     # --- drafts -----------------------------------------------------------------------------------

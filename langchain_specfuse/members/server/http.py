@@ -130,6 +130,10 @@ class Client:
         self.last_sign = 0.0
         """When bytes last arrived."""
         self._closed = False
+        self._retired = False
+        self._uses = 0
+        """The jobs that are sending requests."""
+        self._lock = threading.Lock()
         self._key = address.key or _key_in(address.api_key_env)
         remember({"api_key": self._key})
         self._now = threading.local()
@@ -166,6 +170,26 @@ class Client:
         for stream in list(self._streams):
             _shut(stream)
         self._client.close()
+
+    def retire(self) -> None:
+        """Close all connections as soon as no job uses them."""
+        with self._lock:
+            self._retired = True
+            is_unused = not self._uses
+        if is_unused:
+            self.close()
+
+    def use(self) -> None:
+        """Note that a job is going to send requests, and will call :meth:`leave`."""
+        with self._lock:
+            self._uses += 1
+
+    def leave(self) -> None:
+        with self._lock:
+            self._uses -= 1
+            is_over = self._retired and not self._uses
+        if is_over:
+            self.close()
 
     def note_sign(self) -> None:
         self.last_sign = time.monotonic()

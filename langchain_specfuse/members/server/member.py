@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
 from ...core.member import Probe
-from ...core.values import Draft, DraftJob, Failure, Scored, ScoreJob
+from ...core.values import Draft, Failure, Scored
 from ...errors import MemberError, UsageError, advised
 from ...secret_values import masked, remember
 from ..arguments import checked
 from ..names import check_name
 from ..text.templates import Template
 from ..text.words import Words
-from ..threads import each, shown
+from ..threads import ConcurrentMember, Work, shown
 from .chat import chat_model_of, is_ollama
 from .completions import Completions
 from .dialect import Dialect
@@ -42,7 +44,7 @@ DIALECTS: Mapping[str, type[Dialect]] = {"vllm": VLLM, "llamacpp": LlamaCpp}
 """``owned_by`` in a server's list of models -> the dialect of this engine."""
 NOT_UNDERSTOOD = (400, 404, 405, 422)
 """Statuses of a request that the server does not know or cannot read."""
-_CONNECTION = ("_client", "_session", "_chat", "_ready")
+_CONNECTION = ("_client", "_session", "_chat", "_ready", "_connecting", "_failed", "_calls")
 """Attributes that belong to the connections and are not copied."""
 _OTHER_SERVERS = (
     "for any other server, pass a chat model: ChatOpenAI(base_url=..., model=...) from "
@@ -58,7 +60,7 @@ _REMOVED = {
 }
 
 
-class ServerMember:
+class ServerMember(ConcurrentMember):
     """One LLM on a server.
 
     >>> member = ServerMember(
@@ -129,15 +131,16 @@ class ServerMember:
         self.system_prompt = system_prompt
         self._start_unconnected()
 
-    limits_jobs = True
-    """It fails late jobs itself, as in :class:`.Member`."""
-
     def _start_unconnected(self) -> None:
         self._client: Client | None = None
         self._session: TokenSession | None = None
         self._chat: ChatModelMember | None = None
         """Instead of a session, for a server that only chats."""
         self._ready: Probe | None = None
+        self._connecting = threading.RLock()
+        self._failed: tuple[float, Exception] | None = None
+        """When the last attempt to connect failed, and why."""
+        self._start_calls()
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything except the connections: a copy opens its own."""
@@ -179,12 +182,19 @@ class ServerMember:
     # --- the protocol -----------------------------------------------------------------------------
 
     def probe(self) -> Probe:
-        if self._ready is not None:
+        with self._connecting:
+            if self._ready is None:
+                self._ready = self._connected()
             return self._ready
-        self._disconnect()
+
+    def _connected(self) -> Probe:
+        """Connect anew, and find out what is served."""
+        if self._client is not None:
+            self._client.retire()
+        self._session = self._chat = None
         client = self._client = Client(self.address, self.name, self.max_concurrency)
         try:
-            self._ready = self._probe(client)
+            probe = self._probe(client)
         except (MemberError, UsageError):
             self._disconnect()
             raise
@@ -200,16 +210,10 @@ class ServerMember:
         except BaseException:
             self._disconnect()
             raise
-        log.info("%s: %s", self.name, self._ready.detail)
-        return self._ready
+        log.info("%s: %s", self.name, probe.detail)
+        return probe
 
-    def draft(self, jobs: Sequence[DraftJob]) -> list[Draft | Failure]:
-        return self._each("draft", jobs)
-
-    def score(self, jobs: Sequence[ScoreJob]) -> list[Scored | Failure]:
-        return self._each("score", jobs)
-
-    def forget(self, query_id: str) -> None:
+    def _forget(self, query_id: str) -> None:
         connected = self._session or self._chat
         if connected is not None:
             connected.forget(query_id)
@@ -393,14 +397,37 @@ class ServerMember:
 
     # --- asking -----------------------------------------------------------------------------------
 
-    def _each(self, work: Literal["draft", "score"], jobs: Sequence[Any]) -> list[Any]:
-        """Send all jobs at once, so that the engine makes a batch of them."""
-        if self._client is not None and self._client.broken:
-            self._ready = None  # another server may be there now
-        self.probe()
-        if self._chat is not None:
-            return list(getattr(self._chat, work)(jobs))
-        return each(self, jobs, getattr(self._session, work))
+    def _answer(self, work: Work, job: Any) -> Draft | Scored | Failure:
+        """The engine makes batches of the jobs that reach it at the same time."""
+        client, session, chat = self._now_connected()
+        try:
+            if chat is not None:
+                return chat._answer(work, job)
+            return session.draft(job) if work == "draft" else session.score(job)
+        finally:
+            client.leave()
+
+    def _now_connected(self) -> tuple[Client, Any, ChatModelMember | None]:
+        """What this job uses, to its end. If the server was lost, the first job connects again, and
+        those that wait for it share its failure."""
+        since = time.monotonic()
+        with self._connecting:
+            if self._failed is not None and self._failed[0] >= since:
+                raise self._failed[1]
+            if self._is_lost():
+                self._ready = None
+            try:
+                self.probe()
+            except Exception as error:
+                self._failed = (time.monotonic(), error)
+                raise
+            assert self._client is not None
+            self._client.use()
+            return self._client, self._session, self._chat
+
+    def _is_lost(self) -> bool:
+        """Whether another server may be at the address now."""
+        return self._client is not None and self._client.broken
 
 
 def _is_foreign(error: MemberError) -> bool:

@@ -13,18 +13,17 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from ...core.member import Probe
-from ...core.values import Failure
+from ...core.values import Draft, Failure, Scored
 from ...errors import MemberError, UsageError, advised
 from ...secret_values import masked
 from ..arguments import checked
 from ..names import check_argument
-from ..threads import each, shown
+from ..threads import Work, shown
 from . import vllm_server
 from .http import Address
 from .member import ServerMember
@@ -37,7 +36,7 @@ log = logging.getLogger("langchain_specfuse")
 
 NOWHERE = "http://127.0.0.1"
 """The address of a server that does not run."""
-_SERVER = ("_number", "_server", "_on_deletion", "_connecting")
+_SERVER = ("_number", "_server", "_on_deletion")
 """Attributes that belong to the running server and are not copied."""
 _NUMBERS = itertools.count()
 _ELSEWHERE = {
@@ -150,7 +149,6 @@ class VllmMember(ServerMember):
         super()._start_unconnected()
         self._number = next(_NUMBERS)
         self._server: VllmServer | None = None
-        self._connecting = threading.RLock()
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything except the server: a copy in another process starts its own, and one in this
@@ -213,20 +211,18 @@ class VllmMember(ServerMember):
             self._on_deletion.detach()
             server.release(self._number)
 
-    def _each(self, work: Literal["draft", "score"], jobs: Sequence[Any]) -> list[Any]:
-        is_broken = self._client is not None and self._client.broken
-        if is_broken or self._server is None or not self._server.is_alive:
-            self._ready = None
-        replies = each(self, jobs, partial(self._answer, work))
-        if self._server is not None and any(isinstance(reply, Failure) for reply in replies):
-            self._server.revive()
-        return replies
-
-    def _answer(self, work: Literal["draft", "score"], job: Any) -> Any:
+    def _answer(self, work: Work, job: Any) -> Draft | Scored | Failure:
         """The reply to one job. If the server must start again, each job waits for it within its
         own time limits."""
-        self.probe()
-        return getattr(self._session, work)(job)
+        try:
+            return super()._answer(work, job)
+        except (MemberError, UsageError):
+            if self._server is not None:
+                self._server.revive()
+            raise
+
+    def _is_lost(self) -> bool:
+        return self._server is None or not self._server.is_alive or super()._is_lost()
 
     def _try_out(self, session: TokenSession) -> None:
         """Members with the same model on the same server share one trial, unless it failed. An
