@@ -4,25 +4,33 @@ A name has the same meaning as for ``llama-server -hf``: without a quantisation 
 else ``Q8_0``, else the first file. Case does not matter. If a model is split into several files,
 all are fetched. Projectors, importance matrices and draft heads are skipped.
 
-huggingface_hub asks the hub, and its cache keeps the files, so other programs share them. One part
-is done here: huggingface_hub 2 starts an interrupted download from zero and compares only its size.
-Here the next attempt resumes the download, and the whole file must have the SHA-256 that the hub
-lists.
+huggingface_hub asks the hub, and its cache keeps the files, so other programs share them. Two parts
+are done here:
+
+- huggingface_hub 2 starts an interrupted download from zero and compares only its size. Here the
+  next attempt resumes the download, and the whole file must have the SHA-256 that the hub lists.
+- huggingface_hub 2 names a file in its cache by whatever ETag and commit a server sends, and reads
+  answers of any length. Here a mirror may send anything: names that lead out of the cache are
+  refused, and answers are bounded.
 """
 
 from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import logging
 import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+import time
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, BinaryIO
+from urllib.parse import quote, urljoin, urlsplit
 
 from ..errors import MemberError, SpecFuseError, UsageError, advised, imported
 from .chat_model.names import hint_for
@@ -38,10 +46,16 @@ SIDECARS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
 """A file whose name contains one of these is not a model, by llama.cpp's rule."""
 LARGEST = 50 * 10**9
 """The hub sends larger files only by its own protocol, which huggingface_hub speaks."""
+MOST_LIST_BYTES = 50 * 10**6
+"""No list of a repository's files is longer. That of 1,000 files has about 300,000 bytes."""
+LONGEST_S = 60.0
+"""How long a list or the beginning of a file may take to arrive."""
 
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_HASH = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,127}")
+"""A commit or an ETag that can be part of a path. Mirrors have others than the hub's hashes."""
 
 
 @dataclass(frozen=True)
@@ -60,14 +74,52 @@ class HubFile:
     name: str
     size: int | None = None
     sha256: str | None = None
+    etag: str | None = None
+    """Names the file in the cache if the hub does not know its SHA-256."""
+
+    @property
+    def blob(self) -> str:
+        """The file's name among the blobs of the cache."""
+        name = self.sha256 or self.etag
+        assert name, "described files have one of the two"
+        return name
 
 
 @dataclass(frozen=True)
 class Listing:
     """The files of a repository at one commit."""
 
-    commit: str | None
+    commit: str
     files: dict[str, HubFile]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The files that a name means, as the hub lists them now."""
+
+    repository: str
+    commit: str
+    files: Sequence[HubFile]
+
+    @property
+    def path(self) -> Path | None:
+        """The first one in the cache; None if any is missing there."""
+        places = [_place(self.repository, self.commit, file) for file in self.files]
+        return places[0] if all(place.is_file() for place in places) else None
+
+
+@dataclass(frozen=True)
+class Described:
+    """The file that would be loaded, without fetching it."""
+
+    file: str
+    """Its name in the repository; of a split model, that of the first part."""
+    path: Path | None
+    """Where it is; None if it would have to be fetched."""
+    size: int = 0
+    """The bytes of all parts, of a file that would have to be fetched."""
+    beginning: bytes = b""
+    """The first bytes of such a file."""
 
 
 # --- names ----------------------------------------------------------------------------------------
@@ -225,7 +277,12 @@ def _snapshot(repository: str) -> Path | None:
         commit = (folder / "refs" / "main").read_text().strip()
     except (OSError, ValueError):  # there is none, or it is damaged
         return None
-    return folder / "snapshots" / commit if commit.isalnum() else None
+    return folder / "snapshots" / commit if _HASH.fullmatch(commit) else None
+
+
+def _place(repository: str, commit: str, file: HubFile) -> Path:
+    """Where the cache has this file of a commit."""
+    return _folder(repository) / "snapshots" / commit / file.name
 
 
 def _missing_parts(parts: Sequence[str]) -> int:
@@ -246,21 +303,46 @@ def fetched(name: str, *, sha256: str | None = None, timeout_s: float | None = N
     taken. ``sha256``: raise for any other file than this one. ``timeout_s``: how long the hub has
     to answer (usually ``HF_HUB_ETAG_TIMEOUT``).
     """
-    hub = parsed(name)
     imported("huggingface_hub", f"the model {name!r}", "hub")
     try:
-        listing = _listing(hub.repository, timeout_s=timeout_s)
-        files = _named(listing, hub)
-        if sha256 not in (None, files[0].sha256):
-            another = MemberError(f"{name} has the SHA-256 {files[0].sha256}, not {sha256}")
+        choice = _chosen(name, timeout_s=timeout_s)
+        if sha256 not in (None, choice.files[0].sha256):
+            another = MemberError(f"{name} has the SHA-256 {choice.files[0].sha256}, not {sha256}")
             raise advised(another, "name the file that you mean")
-        path = _fetch(hub.repository, listing.commit, files)
+        path = _fetch(choice)
     except SpecFuseError:
         raise
     except Exception as error:  # the HTTP client and the file system may raise anything
         path = _without_hub(name, error, sha256)
     log.info("%s is %s", name, path)
     return path
+
+
+def described(name: str, size: int) -> Described:
+    """The file that ``fetched`` would return, without fetching it: where it is in the cache, or its
+    size and its first ``size`` bytes on the hub."""
+    imported("huggingface_hub", f"the model {name!r}", "hub")
+    try:
+        choice = _chosen(name)
+        if choice.path is not None:
+            return Described(choice.files[0].name, choice.path)
+        files = [_described(choice, file) for file in choice.files]
+        address = _address(choice, files[0])
+        beginning = _asked(address, size, headers={"Range": f"bytes=0-{size - 1}"})
+    except SpecFuseError:
+        raise
+    except Exception as error:
+        path = _without_hub(name, error, None)
+        return Described(path.name, path)
+    return Described(files[0].name, None, sum(file.size or 0 for file in files), beginning[:size])
+
+
+def _chosen(name: str, *, timeout_s: float | None = None) -> Choice:
+    """The files that a name means now. All who read a file by its name ask here. If it fails, they
+    take the file of ``_without_hub``."""
+    hub = parsed(name)
+    listing = _listing(hub.repository, timeout_s=timeout_s)
+    return Choice(hub.repository, listing.commit, _named(listing, hub))
 
 
 def _without_hub(name: str, error: Exception, sha256: str | None) -> Path:
@@ -272,58 +354,14 @@ def _without_hub(name: str, error: Exception, sha256: str | None) -> Path:
 
     wanted = isinstance(error, OfflineModeIsEnabled)
     level = logging.INFO if wanted else logging.WARNING
-    log.log(level, "%s: using the cached file, because the hub sent none: %s", name, shown(error))
-    return path
-
-
-def found(name: str) -> list[HubFile]:
-    """The files that ``fetched`` would fetch, with their sizes, as the hub lists them."""
-    imported("huggingface_hub", f"the model {name!r}", "hub")
-    hub = parsed(name)
-    try:
-        return _named(_listing(hub.repository), hub)
-    except SpecFuseError:
-        raise
-    except Exception as error:
-        raise explained(error, name) from error
-
-
-def beginning(name: str, size: int) -> tuple[list[HubFile], bytes]:
-    """The files that ``fetched`` would fetch, with their sizes, and the first bytes of the first
-    one."""
-    imported("huggingface_hub", f"the model {name!r}", "hub")
-    from huggingface_hub import constants
-    from huggingface_hub.utils import (  # type: ignore[attr-defined]
-        build_hf_headers,
-        get_session,
-        hf_raise_for_status,
+    log.log(
+        level,
+        "%s: using the cached file %s, because the hub sent none: %s",
+        name,
+        path.name,
+        shown(error),
     )
-
-    repository = parsed(name).repository
-    try:
-        listing = _listing(repository)
-        files = [
-            _described(repository, listing.commit, file) for file in _named(listing, parsed(name))
-        ]
-        address = _address(repository, listing.commit, files[0])
-        # The beginning of a compressed file could not be read.
-        headers = build_hf_headers(
-            headers={"Range": f"bytes=0-{size - 1}", "Accept-Encoding": "identity"}
-        )
-        timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
-        session = get_session()
-        with session.stream("GET", address, headers=headers, timeout=timeout) as answer:
-            hf_raise_for_status(answer)
-            content = b""
-            for part in answer.iter_bytes():  # all of the file, from a mirror without ranges
-                content += part
-                if len(content) >= size:
-                    break
-    except SpecFuseError:
-        raise
-    except Exception as error:
-        raise explained(error, name) from error
-    return files, content[:size]
+    return path
 
 
 def has_only_gguf(repository: str, revision: str | None = None) -> bool:
@@ -341,30 +379,117 @@ def has_only_gguf(repository: str, revision: str | None = None) -> bool:
 def _listing(
     repository: str, revision: str | None = None, *, timeout_s: float | None = None
 ) -> Listing:
-    from huggingface_hub import HfApi, constants
+    from huggingface_hub import constants
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
-    info = HfApi(endpoint=constants.ENDPOINT).model_info(
-        repository,
-        revision=revision,
-        files_metadata=True,
-        timeout=timeout_s or constants.HF_HUB_ETAG_TIMEOUT,
+    validate_repo_id(repository)
+    address = f"{constants.ENDPOINT}/api/models/{repository}"
+    if revision is not None:
+        address += f"/revision/{quote(revision, safe='')}"
+    content = _asked(
+        address,
+        MOST_LIST_BYTES + 1,
+        params={"blobs": True},
+        timeout_s=timeout_s or constants.HF_HUB_ETAG_TIMEOUT,
     )
-    files = {}
-    for file in info.siblings or ():
-        sha256 = (file.lfs.sha256 if file.lfs else "") or ""
-        listed = HubFile(file.rfilename, file.size, sha256.lower() or None)
-        if _is_safe(listed):
-            files[listed.name] = listed
-    return Listing(info.sha, files)
+    if len(content) > MOST_LIST_BYTES:
+        raise _strange(f"sends a list of files of {repository} above {MOST_LIST_BYTES:,} bytes")
+    try:
+        listed = json.loads(content)
+        commit, siblings = listed["sha"], listed["siblings"]
+        files = [file for file in map(_listed_file, siblings) if file and _is_safe(file)]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        problem = f"sends no list of files of {repository} ({shown(error)})"
+        raise _strange(problem) from error
+    if not _is_hash(commit):
+        raise _strange(f"names the commit {_cut(commit)} of {repository}, which is no commit")
+    return Listing(commit, {file.name: file for file in files})
+
+
+def _listed_file(entry: Any) -> HubFile | None:
+    """A file, as a list has it; None if it has no name. A hub may list anything."""
+    name = entry.get("rfilename") if isinstance(entry, Mapping) else None
+    if not isinstance(name, str):
+        return None
+    stored = entry.get("lfs")
+    sha256 = stored.get("sha256") if isinstance(stored, Mapping) else None
+    return HubFile(name, _bytes(entry.get("size")), str(sha256).lower() if sha256 else None)
+
+
+def _bytes(size: object) -> int | None:
+    """A number of bytes; None if this is none."""
+    if not isinstance(size, int) or isinstance(size, bool):
+        return None
+    return size if 0 <= size < 2**63 else None
 
 
 def _is_safe(file: HubFile) -> bool:
-    """Whether the file stays in its folder, its name can be printed, and its hash is one. A hub may
-    list anything."""
-    name = file.name
-    is_inside = ".." not in re.split(r"[/\\]", name) and not name.startswith(("/", "\\"))
+    """Whether the file stays in its folder on every system, its name can be printed and be the name
+    of a file, and its hash is one."""
+    parts = file.name.split("/")
+    is_inside = not {"", ".", ".."} & set(parts) and not re.search(r"\\|^[A-Za-z]:", file.name)
     is_hashed = file.sha256 is None or _SHA256.fullmatch(file.sha256) is not None
-    return is_inside and name.isprintable() and is_hashed
+    return is_inside and is_hashed and file.name.isprintable() and _is_short(parts)
+
+
+def _is_short(parts: Sequence[str]) -> bool:
+    """Whether file systems have names as long as these."""
+    lengths = [len(part.encode()) for part in parts]
+    return max(lengths) <= 255 and sum(lengths) + len(lengths) <= 1000
+
+
+def _is_hash(value: object) -> bool:
+    return isinstance(value, str) and _HASH.fullmatch(value) is not None
+
+
+def _cut(value: object) -> str:
+    """What a hub sent, in an error."""
+    text = ascii(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."
+
+
+def _strange(problem: str) -> MemberError:
+    """The error for a hub that sends what no hub would send."""
+    from huggingface_hub import constants
+
+    error = MemberError(f"the hub {constants.ENDPOINT} {problem}")
+    return advised(error, "name another hub: HF_ENDPOINT; without it, https://huggingface.co")
+
+
+def _asked(
+    address: str,
+    most: int,
+    *,
+    headers: Mapping[str, str] | None = None,
+    params: Mapping[str, Any] | None = None,
+    timeout_s: float | None = None,
+) -> bytes:
+    """What the hub sends from this address; no more is read than ``most`` bytes and a few."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils import (  # type: ignore[attr-defined]
+        build_hf_headers,
+        get_session,
+        hf_raise_for_status,
+    )
+
+    # The beginning of a compressed file could not be read, and a few bytes can unpack to gigabytes.
+    wanted = build_hf_headers(headers={**(headers or {}), "Accept-Encoding": "identity"})
+    timeout = timeout_s or constants.HF_HUB_DOWNLOAD_TIMEOUT
+    end = time.monotonic() + LONGEST_S
+    content = bytearray()
+    with get_session().stream(
+        "GET", address, headers=wanted, params=params, timeout=timeout
+    ) as answer:
+        if answer.status_code >= 400:
+            answer.close()  # huggingface_hub would read the error's body, which may have no end
+        hf_raise_for_status(answer)
+        for part in answer.iter_raw():
+            content += part
+            if len(content) >= most:  # all of the file, from a mirror without ranges
+                break
+            if time.monotonic() > end:
+                raise TimeoutError(f"{address} sent {len(content):,} bytes in {LONGEST_S:g} s")
+    return bytes(content)
 
 
 def _named(listing: Listing, hub: HubName) -> list[HubFile]:
@@ -406,58 +531,54 @@ def _no_such_file(listing: Listing, hub: HubName) -> MemberError:
 # --- fetching -------------------------------------------------------------------------------------
 
 
-def _fetch(repository: str, commit: str | None, files: Sequence[HubFile]) -> Path:
+def _fetch(choice: Choice) -> Path:
     """Fetch what is missing of these files. Returns the path of the first one."""
-    paths = [_in_snapshot(repository, commit, file) for file in files]
-    missing = [file for file, path in zip(files, paths, strict=True) if path is None]
+    repository, commit = choice.repository, choice.commit
+    missing = [file for file in choice.files if not _place(repository, commit, file).is_file()]
     if missing:
-        missing = [_described(repository, commit, file) for file in missing]
+        missing = [_described(choice, file) for file in missing]
         folder = downloads(repository)
-        _announce(missing, folder)
+        absent = [file for file in missing if not (folder / file.blob).is_file()]
+        if absent:
+            _announce(absent, folder)
+        folder.mkdir(parents=True, exist_ok=True)
         for file in missing:
-            blob = folder / file.sha256 if file.sha256 else None
-            if blob and (file.size or 0) <= LARGEST:
-                _fetch_blob(repository, commit, file, blob)
-            if not _link(repository, file).is_symlink() and blob:
-                with suppress(OSError):  # another process may be copying it, too
-                    blob.unlink()  # a system without links: the file was copied
-    path = paths[0] or _in_snapshot(repository, commit, files[0])
-    if path is None:  # the repository has changed since it was listed
-        path = _link(repository, files[0])
-    return path
+            _fetch_blob(choice, file, folder / file.blob)
+        _set_main(repository, commit)
+    return _place(repository, commit, choice.files[0])
 
 
-def _in_snapshot(repository: str, commit: str | None, file: HubFile) -> Path | None:
-    from huggingface_hub import try_to_load_from_cache
-
-    path = try_to_load_from_cache(repository, file.name, revision=commit) if commit else None
-    return Path(path) if isinstance(path, str) and os.path.exists(path) else None
-
-
-def _described(repository: str, commit: str | None, file: HubFile) -> HubFile:
+def _described(choice: Choice, file: HubFile) -> HubFile:
     """The file with its size and hash, which a mirror may leave out of its list."""
-    if file.sha256 and file.size:
+    if file.sha256 and file.size is not None:
         return file
     from huggingface_hub import constants, get_hf_file_metadata
 
-    asked = get_hf_file_metadata(
-        _address(repository, commit, file), timeout=constants.HF_HUB_ETAG_TIMEOUT
-    )
-    etag = asked.etag or ""
-    sha256 = etag if _SHA256.fullmatch(etag) else None
-    return replace(file, size=file.size or asked.size, sha256=file.sha256 or sha256)
+    asked = get_hf_file_metadata(_address(choice, file), timeout=constants.HF_HUB_ETAG_TIMEOUT)
+    size = file.size if file.size is not None else _bytes(asked.size)
+    if size is None:
+        raise _strange(f"does not tell the size of {file.name}")
+    if file.sha256:
+        return replace(file, size=size)
+    if not _is_hash(asked.etag):
+        raise _strange(f"sends the ETag {_cut(asked.etag)} for {file.name}, which is no hash")
+    etag = str(asked.etag)
+    sha256 = etag.lower() if _SHA256.fullmatch(etag.lower()) else None
+    return replace(file, size=size, sha256=sha256, etag=etag)
 
 
-def _address(repository: str, commit: str | None, file: HubFile) -> str:
+def _address(choice: Choice, file: HubFile) -> str:
     from huggingface_hub import constants, hf_hub_url
 
-    return hf_hub_url(repository, file.name, revision=commit, endpoint=constants.ENDPOINT)
+    return hf_hub_url(
+        choice.repository, file.name, revision=choice.commit, endpoint=constants.ENDPOINT
+    )
 
 
 def _announce(files: Sequence[HubFile], folder: Path) -> None:
     """Say what is fetched, and refuse to fetch it if the disk has no room."""
     size = sum(file.size or 0 for file in files)
-    there = sum(_size_of(_partial(folder / file.sha256)) for file in files if file.sha256)
+    there = sum(_size_of(_partial(folder / file.blob)) for file in files)
     amount = f"{size / 1e9:.2f} GB, once"
     if there:
         amount = f"{size / 1e9:.2f} GB, {there / 1e9:.2f} of it already there"
@@ -480,37 +601,37 @@ def _size_of(file: Path) -> int:
     return file.stat().st_size if file.exists() else 0
 
 
-def _fetch_blob(repository: str, commit: str | None, file: HubFile, blob: Path) -> None:
+def _fetch_blob(choice: Choice, file: HubFile, blob: Path) -> None:
     """Fetch a file into the cache, or continue an interrupted attempt. It appears there when it is
     complete and has the right hash."""
     from huggingface_hub import constants
     from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
 
+    repository = choice.repository
     locks = Path(constants.HF_HUB_CACHE, ".locks", _folder(repository).name)
     locks.mkdir(parents=True, exist_ok=True)
     with WeakFileLock(locks / f"{blob.name}.lock"):
-        if not blob.exists() and _in_snapshot(repository, commit, file) is None:
-            download(_address(repository, commit, file), file, _partial(blob))
+        place = _place(repository, choice.commit, file)
+        if place.is_file():  # another process has fetched it
+            return
+        if not blob.is_file():
+            _download(_address(choice, file), file, _partial(blob))
             _partial(blob).replace(blob)
+        _show(blob, place)
 
 
-def download(url: str, file: HubFile, path: Path) -> None:
+def _download(url: str, file: HubFile, path: Path) -> None:
     """Fetch ``file`` into ``path``, after the bytes that are there already, and check its hash."""
-    from huggingface_hub.file_download import http_get
-    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
-
-    if file.size is not None and _size_of(path) > file.size:
-        path.unlink()
-    with path.open("ab") as opened:
-        http_get(
-            url,
-            opened,
-            resume_size=opened.tell(),
-            # The beginning of a compressed file could not be continued.
-            headers=build_hf_headers(headers={"Accept-Encoding": "identity"}),
-            expected_size=file.size,
-            displayed_filename=file.name,
-        )
+    size = file.size or 0
+    # Without a hash, nothing would say whether an earlier attempt had the beginning of this file.
+    if path.is_symlink() or file.sha256 is None or _size_of(path) > size:
+        path.unlink(missing_ok=True)
+    if size > LARGEST:
+        _download_large(url, file, path)
+    else:
+        _download_usual(url, file, path)
+    if file.sha256 is None:
+        return
     with path.open("rb") as written:
         digest = hashlib.file_digest(written, "sha256").hexdigest()
     if digest != file.sha256:
@@ -521,18 +642,90 @@ def download(url: str, file: HubFile, path: Path) -> None:
         raise advised(error, "fetch it again; if that does not help, the hub's copy is damaged")
 
 
-def _link(repository: str, file: HubFile) -> Path:
-    """Let the cache show the file under its name. huggingface_hub fetches it if it is missing."""
-    from huggingface_hub import constants, hf_hub_download
+def _download_usual(url: str, file: HubFile, path: Path) -> None:
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
-    return Path(
-        hf_hub_download(
-            repository,
-            file.name,
-            endpoint=constants.ENDPOINT,
-            etag_timeout=constants.HF_HUB_ETAG_TIMEOUT,
-        )
+    try:
+        with path.open("ab") as opened:
+            http_get(
+                url,
+                _Limited(opened, file),  # type: ignore[arg-type]
+                resume_size=opened.tell(),
+                # The beginning of a compressed file could not be continued.
+                headers=build_hf_headers(headers={"Accept-Encoding": "identity"}),
+                expected_size=file.size,
+                displayed_filename=file.name,
+            )
+    except MemberError:
+        path.unlink()
+        raise
+
+
+class _Limited:
+    """An open file that takes no more bytes than the hub lists. huggingface_hub counts them when
+    all have arrived."""
+
+    def __init__(self, opened: BinaryIO, file: HubFile) -> None:
+        self._opened, self._file = opened, file
+        self.seek, self.tell, self.truncate = opened.seek, opened.tell, opened.truncate
+
+    def write(self, content: bytes) -> int:
+        size = self._file.size or 0
+        if self.tell() + len(content) > size:
+            raise _strange(f"sends more than the {size} bytes that it lists for {self._file.name}")
+        return self._opened.write(content)
+
+
+def _download_large(url: str, file: HubFile, path: Path) -> None:
+    """Fetch a file by the hub's own protocol, from the beginning."""
+    from huggingface_hub import constants, get_hf_file_metadata
+    from huggingface_hub.file_download import xet_get
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+
+    imported("hf_xet", f"{file.name}, which has more than 50 GB,", "hub")
+    metadata = get_hf_file_metadata(url, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+    source = metadata.xet_file_data
+    if source is None:
+        raise _strange(f"does not send {file.name}, which has more than 50 GB, by Xet")
+    route = urljoin(constants.ENDPOINT, source.refresh_route)
+    if _origin(route) != _origin(constants.ENDPOINT):  # it would get the token
+        raise _strange(f"sends to another host for {file.name}: {_cut(route)}")
+    xet_get(
+        incomplete_path=path,
+        xet_file_data=replace(source, refresh_route=route),
+        headers=build_hf_headers(),
+        expected_size=file.size,
+        displayed_filename=file.name,
     )
+
+
+def _origin(url: str) -> tuple[str, str]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.netloc.lower()
+
+
+def _show(blob: Path, place: Path) -> None:
+    """Let the cache show a blob under the file's name, as huggingface_hub does: by a link or, on a
+    system without links, by moving it there."""
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import are_symlinks_supported
+
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if are_symlinks_supported(constants.HF_HUB_CACHE):
+        place.unlink(missing_ok=True)  # a link to nothing
+        place.symlink_to(os.path.relpath(blob, place.parent))
+    else:
+        blob.replace(place)
+
+
+def _set_main(repository: str, commit: str) -> None:
+    """Remember the commit at which the hub was last asked."""
+    main = _folder(repository) / "refs" / "main"
+    main.parent.mkdir(parents=True, exist_ok=True)
+    written = main.with_name(f"main.{uuid.uuid4().hex}.tmp")
+    written.write_text(commit)
+    written.replace(main)
 
 
 # --- errors ---------------------------------------------------------------------------------------

@@ -81,6 +81,8 @@ class Size:
     """Attention heads. Tensor parallelism divides them evenly. None: unknown."""
     cache_heads: int = 1
     """On at most this many GPUs, each GPU keeps other keys and values; beyond, they are copied."""
+    file: str = ""
+    """The file that a name on the hub means."""
 
     def cache_bytes(self, tokens: int, gpus: int = 1) -> int:
         """The cache of one conversation of this length on each of this many GPUs."""
@@ -123,11 +125,11 @@ def size_of(
 def _size_of(model: str, dtype: str | None, quantization: str | None, token: str | None) -> Size:
     if ollama.is_ollama_name(model):
         return _of_gguf(model, ollama.located(model))
+    if hub.is_hub_name(model):
+        return _of_gguf_on_hub(model)
     file = _files.gguf_on_disk(model)
     if file is not None:
         return _of_gguf(model, file)
-    if hub.is_hub_name(model):
-        return _of_gguf_on_hub(model)
     folder = Path(model).expanduser()
     source = _folder(folder) if folder.is_dir() else _hub(model, token)
     return _of_config(model, source, dtype, quantization)
@@ -514,12 +516,15 @@ def _of_gguf(model: str, path: Path) -> Size:
 
 
 def _of_gguf_on_hub(model: str) -> Size:
-    """The size of a file that is not in the hub's cache, from its beginning."""
-    files, beginning = hub.beginning(model, BEGINNING)
+    """The size of the file that loading would read now: in the hub's cache, or on the hub from its
+    beginning."""
+    chosen = hub.described(model, BEGINNING)
+    if chosen.path is not None:
+        return replace(_of_gguf(model, chosen.path), file=chosen.file)
     meta: dict[str, Any] = {}
     with suppress(ValueError, struct.error):  # it ends in the vocabulary
-        meta.update(_files.gguf_items(BytesIO(beginning)))
-    return gguf_size(model, sum(file.size or 0 for file in files), meta)
+        meta.update(_files.gguf_items(BytesIO(chosen.beginning)))
+    return replace(gguf_size(model, chosen.size, meta), file=chosen.file)
 
 
 def _parts(path: Path) -> list[Path]:

@@ -32,6 +32,14 @@ class Repository:
     """Who shows this token may read the files; None: everyone."""
     listed_sha256: dict[str, str] = field(default_factory=dict)
     """What the hub says about a file, where that is wrong."""
+    listed_size: dict[str, Any] = field(default_factory=dict)
+    """What the hub says of a file's size, where that is wrong."""
+    listed_commit: Any = ""
+    """What its list names as the commit, where that is wrong."""
+    headers: dict[str, str] = field(default_factory=dict)
+    """Headers that describe its files, where they are wrong."""
+    lacks: set[str] = field(default_factory=set)
+    """Files that it lists and does not have."""
     describes: bool = True
     """Whether its list has sizes and hashes, which mirrors may leave out."""
 
@@ -52,12 +60,24 @@ class FakeHub:
         """Method, path and range of each request."""
         self.tokens: list[str | None] = []
         """Who showed which token, request by request."""
+        self.hosts: list[str] = []
+        """Which host was asked, request by request."""
         self.cuts: list[int] = []
         """The next downloads end after so many bytes."""
         self.broken = False
         """Whether it answers every request with status 503."""
         self.redirects = False
         """Whether files are served under another address."""
+        self.list_body: bytes | None = None
+        """What it sends as the list of files, whatever the repository."""
+        self.list_redirects = False
+        """Whether lists of files are served under another address."""
+        self.endless: set[str] = set()
+        """What never ends: a "list", a "file", an "error"."""
+        self.sent = 0
+        """How much was sent of what never ends."""
+        self.drip_s = 0.0
+        """What never ends pauses for so long after each byte."""
         self.ranges = True
         """Whether it sends parts of files. Without that, it sends whole files."""
         self.silent = False
@@ -69,6 +89,8 @@ class FakeHub:
         self._server = _Server(("127.0.0.1", 0), _answering(self))
         threading.Thread(target=self._server.serve_forever, args=(0.005,), daemon=True).start()
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self.elsewhere = self.url.replace("127.0.0.1", "localhost")
+        """The address of another host, which gets no token."""
 
     def add(self, name: str, files: dict[str, bytes], **options: Any) -> Repository:
         self.repositories[name] = Repository(files, **options)
@@ -134,10 +156,19 @@ def _answering(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
             address = urlsplit(self.path)
             hub.asked.append((self.command, address.path, self.headers.get("Range", "")))
             hub.tokens.append(self.headers.get("Authorization"))
+            hub.hosts.append(self.headers["Host"].partition(":")[0])
+            if "error" in hub.endless:
+                return self.send_endlessly(503)
             if hub.broken:
                 return self.refuse(503)
             kind, _, rest = address.path[1:].partition("/")
             if kind == "api":
+                if hub.list_redirects and self.headers["Host"].startswith("127.0.0.1"):
+                    return self.answer(302, b"", {"Location": f"{hub.elsewhere}{self.path}"})
+                if hub.list_body is not None:
+                    return self.answer(200, hub.list_body, {"Content-Type": "application/json"})
+                if "list" in hub.endless:
+                    return self.send_endlessly(200)
                 name = rest.partition("/")[2].partition("/revision/")[0]
                 return self.list(name, "blobs" in parse_qs(address.query))
             if kind == "store":
@@ -154,18 +185,21 @@ def _answering(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
                 entry: dict[str, Any] = {"rfilename": file}
                 if described and repository.describes:
                     sha256 = repository.sha256(file)
-                    lfs = {"sha256": sha256, "size": len(content), "pointerSize": 134}
-                    entry |= {"size": len(content), "blobId": sha256[:40], "lfs": lfs}
+                    size = repository.listed_size.get(file, len(content))
+                    lfs = {"sha256": sha256, "size": size, "pointerSize": 134}
+                    entry |= {"size": size, "blobId": sha256[:40], "lfs": lfs}
                 siblings.append(entry)
-            body = {"id": name, "sha": repository.commit, "siblings": siblings}
+            commit = repository.listed_commit
+            sha = repository.commit if commit == "" else commit
+            body = {"id": name, "sha": sha, "siblings": siblings}
             self.answer(200, json.dumps(body).encode(), {"Content-Type": "application/json"})
 
         def resolve(self, name: str, file: str) -> None:
             repository = hub.repositories.get(name)
             if repository is None:
                 return self.refuse(404, "RepoNotFound")
-            if file not in repository.files:
-                return self.refuse(404, "EntryNotFound")
+            if file not in repository.files or file in repository.lacks:
+                return self.refuse(404, "EntryNotFound", repository.headers)
             if (
                 repository.token
                 and self.headers.get("Authorization") != f"Bearer {repository.token}"
@@ -175,11 +209,13 @@ def _answering(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
                 "X-Repo-Commit": repository.commit,
                 "X-Linked-Etag": f'"{repository.sha256(file)}"',
                 "X-Linked-Size": str(len(repository.files[file])),
+                **repository.headers,
             }
             if hub.redirects:
-                elsewhere = hub.url.replace("127.0.0.1", "localhost")
-                about["Location"] = f"{elsewhere}/store/{name}/{file}"
+                about["Location"] = f"{hub.elsewhere}/store/{name}/{file}"
                 return self.answer(302, b"", about)
+            if "file" in hub.endless and self.command == "GET":
+                return self.send_endlessly(200, about)
             return self.send_file(f"{name}/{file}", about)
 
         def send_file(self, path: str, about: dict[str, str] | None = None) -> None:
@@ -194,8 +230,24 @@ def _answering(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
                 end = begin + hub.cuts.pop(0)
             self.answer(status, content[begin:], {**etag, **(about or {})}, end - begin)
 
-        def refuse(self, status: int, code: str = "") -> None:
-            self.answer(status, b"{}", {"X-Error-Code": code} if code else {})
+        def send_endlessly(self, status: int, headers: dict[str, str] | None = None) -> None:
+            """Send spaces until the client hangs up. Their number is in ``hub.sent``."""
+            self.close_connection = True
+            self.send_response(status)
+            for name, value in (headers or {}).items():
+                self.send_header(name, value)
+            self.end_headers()
+            part = b" " * (1 if hub.drip_s else 1 << 16)
+            while not hub.stopped and self.command == "GET":
+                self.wfile.write(part)
+                hub.sent += len(part)
+                time.sleep(hub.drip_s)
+
+        def refuse(
+            self, status: int, code: str = "", headers: dict[str, str] | None = None
+        ) -> None:
+            about = {"X-Error-Code": code} if code else {}
+            self.answer(status, b"{}", {**about, **(headers or {})})
 
         def answer(
             self, status: int, body: bytes, headers: dict[str, str], sent: int | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import logging
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from collections import namedtuple
 from pathlib import Path
 
 import pytest
-from huggingface_hub import constants, scan_cache_dir
+from huggingface_hub import constants, hf_hub_download, scan_cache_dir
 
 from langchain_specfuse import (
     LlamaCppMember,
@@ -104,19 +105,15 @@ def test_all_parts_of_a_split_model_are_fetched_and_the_first_one_is_loaded(serv
     assert "lacks 1 of the files" in str(refused("hf:me/Cut-GGUF")[0])
 
 
-def test_the_plan_of_a_fetch_has_sizes_and_fetches_nothing(served):
-    (file,) = hub.found(NAME)
-    assert (file.name, file.size) == ("Model-Q4_K_M.gguf", len(Q4))
-    assert served.downloads() == []
-
-
 @pytest.mark.parametrize("ranges", [True, False])
 def test_of_the_beginning_of_a_file_no_more_is_read(served, ranges):
     served.ranges = ranges
     served.cuts = [2000]
     served.pause.clear()  # what follows never comes
-    files, content = hub.beginning(NAME, 1000)
-    assert [file.size for file in files] == [len(Q4)] and content == Q4[:1000]
+    described = hub.described(NAME, 1000)
+    assert (described.file, described.size) == ("Model-Q4_K_M.gguf", len(Q4))
+    assert described.path is None and described.beginning == Q4[:1000]
+    assert hub.cached(NAME) is None
 
 
 @pytest.mark.parametrize(
@@ -175,6 +172,21 @@ def test_a_file_is_fetched_once_and_lies_in_the_hubs_cache(served, capsys):
     assert hub.fetched(NAME) == hub.cached(NAME) == path
     assert served.asked == [("GET", f"/api/models/{REPOSITORY}", "")]
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("without_links", [False, True])
+def test_other_programs_find_the_file_in_the_hubs_cache(served, monkeypatch, without_links):
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_SYMLINKS", without_links)
+    path = hub.fetched(NAME)
+    file = path.name
+    served.asked.clear()
+    assert hf_hub_download(REPOSITORY, file, local_files_only=True) == str(path)
+    assert hf_hub_download(REPOSITORY, file, endpoint=served.url) == str(path)
+    assert path.is_symlink() != without_links and served.downloads() == []
+    # and the other way round
+    other = hf_hub_download(REPOSITORY, "Model-Q8_0.gguf", endpoint=served.url)
+    served.asked.clear()
+    assert hub.fetched(f"{NAME}:Q8_0") == Path(other) and served.downloads() == []
 
 
 def test_without_links_the_cache_holds_one_copy(served, monkeypatch):
@@ -319,6 +331,15 @@ def test_a_hash_that_a_hub_makes_up_names_no_file_outside_the_cache(served, tmp_
         "/there.gguf",
         "..\\there.gguf",
         "\x1b[2J.gguf",
+        "a\0.gguf",
+        "a\ud800.gguf",
+        "C:/there.gguf",
+        "C:there.gguf",
+        "a\\there.gguf",
+        "./there.gguf",
+        "a//there.gguf",
+        "there" * 60 + ".gguf",
+        "there/" * 200 + "a.gguf",
     ],
 )
 def test_a_file_whose_name_leads_elsewhere_is_passed_over(served, tmp_path, name):
@@ -346,6 +367,153 @@ def test_members_that_load_at_the_same_time_fetch_a_file_once(served):
     for thread in threads:
         thread.join()
     assert len(paths) == 5 and len(set(paths)) == 1 and len(served.downloads()) == 1
+
+
+# --- a hostile hub --------------------------------------------------------------------------------
+
+
+def outside(tmp_path: Path) -> list[str]:
+    """Return what lies beside the hub's cache."""
+    return sorted(path.name for path in tmp_path.iterdir() if path.name != "hub")
+
+
+@pytest.mark.parametrize("describes", [True, False])
+@pytest.mark.parametrize("etag", ["../../../evil", "{tmp}/evil", "a/b", "..", "", "x" * 300])
+def test_an_etag_names_no_file_outside_the_cache(served, tmp_path, etag, describes):
+    etag = etag.format(tmp=tmp_path)
+    repository = served.repositories[REPOSITORY]
+    repository.headers["X-Linked-Etag"] = f'"{etag}"'
+    if describes:  # its list has the hash, so nothing else counts
+        assert hub.fetched(NAME).read_bytes() == Q4
+    else:
+        repository.describes = False
+        error, advice = refused(NAME)
+        assert "ETag" in str(error) and "Model-Q4_K_M.gguf" in str(error)
+        assert len(str(error)) < 300 and "HF_ENDPOINT" in advice
+    assert outside(tmp_path) == []
+
+
+def test_a_commit_in_a_header_names_no_file_outside_the_cache(served, tmp_path):
+    repository = served.repositories[REPOSITORY]
+    repository.headers["X-Repo-Commit"] = "../../../evil"
+    repository.lacks = set(FILES)
+    refused(NAME)
+    assert outside(tmp_path) == []
+    repository.lacks = set()
+    assert hub.fetched(NAME).read_bytes() == Q4
+    assert outside(tmp_path) == []
+
+
+@pytest.mark.parametrize("commit", ["../../../evil", "..", "a/b", "\0", 5, None, ["a"], "x" * 300])
+def test_a_commit_that_is_no_name_is_refused(served, tmp_path, commit):
+    served.repositories[REPOSITORY].listed_commit = commit
+    error, advice = refused(NAME)
+    assert "commit" in str(error) and "HF_ENDPOINT" in advice and len(str(error)) < 300
+    assert outside(tmp_path) == [] and served.downloads() == []
+
+
+@pytest.mark.parametrize("size", ["12", -1, 1.5, True, [1], 10**400])
+def test_a_size_that_is_no_number_of_bytes_is_asked_for_again(served, size):
+    served.repositories[REPOSITORY].listed_size["Model-Q4_K_M.gguf"] = size
+    assert hub.fetched(NAME).read_bytes() == Q4
+
+
+def test_no_more_is_fetched_than_the_hub_lists(served):
+    served.endless = {"file"}
+    error, advice = refused(NAME)
+    assert f"more than the {len(Q4)} bytes" in str(error) and "HF_ENDPOINT" in advice
+    assert list((Path(constants.HF_HUB_CACHE)).rglob("*.incomplete")) == []
+    served.endless = set()
+    assert hub.fetched(NAME).read_bytes() == Q4
+
+
+def test_a_file_of_unknown_size_is_not_fetched(served):
+    repository = served.repositories[REPOSITORY]
+    repository.describes = False
+    repository.headers["X-Linked-Size"] = "unknown"
+    error, _ = refused(NAME)
+    assert "size" in str(error) and served.downloads() == []
+
+
+def test_a_link_in_the_cache_is_replaced_and_not_written_through(served, tmp_path):
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    partial = hub.downloads(REPOSITORY) / f"{hashlib.sha256(Q4).hexdigest()}.incomplete"
+    partial.parent.mkdir(parents=True)
+    partial.symlink_to(precious)
+    path = hub.fetched(NAME)
+    assert path.read_bytes() == Q4 and precious.read_text() == "precious"
+    path.unlink()
+    path.symlink_to(tmp_path / "none")
+    assert hub.cached(NAME) is None
+    assert hub.fetched(NAME).read_bytes() == Q4 and outside(tmp_path) == ["precious"]
+
+
+def test_a_list_that_does_not_end_is_not_read_to_its_end(served):
+    served.endless = {"list"}
+    error, _ = refused(NAME)
+    assert "list of files" in str(error) and served.sent < 100 * 10**6
+
+
+@pytest.mark.parametrize("endless", ["list", "file"])
+def test_an_answer_that_drips_is_given_up(served, monkeypatch, endless):
+    monkeypatch.setattr(hub, "LONGEST_S", 0.5)
+    served.endless, served.drip_s = {endless}, 0.05
+    begun = time.monotonic()
+    with pytest.raises(MemberError, match="cannot be reached"):
+        size_of(NAME)
+    assert time.monotonic() - begun < 10
+
+
+def test_the_body_of_an_error_is_not_read_to_its_end(served):
+    served.endless = {"error"}
+    error, _ = refused(NAME)
+    assert "503" in str(error) and served.sent < 100 * 10**6
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"[]", b"{", b"null", b"[" * 10**6, b'{"sha": "a"}', b'{"sha": "a", "siblings": 5}'],
+)
+def test_a_list_that_is_none_is_an_error_that_names_the_hub(served, body):
+    served.list_body = body
+    error, advice = refused(NAME)
+    assert served.url in str(error) and "HF_ENDPOINT" in advice
+
+
+def test_strange_entries_of_a_list_are_passed_over(served):
+    siblings = [5, None, {}, {"rfilename": 5}, {"rfilename": None}, {"rfilename": ""}]
+    siblings += [{"rfilename": "a.gguf", "lfs": 5, "size": "x"}, {"rfilename": "Model-Q4_K_M.gguf"}]
+    siblings += [{"rfilename": "b.gguf", "lfs": {"sha256": 5}}]
+    commit = served.repositories[REPOSITORY].commit
+    served.list_body = json.dumps({"sha": commit, "siblings": siblings}).encode()
+    assert hub.fetched(NAME).read_bytes() == Q4
+
+
+@pytest.mark.parametrize("kind", ["list", "file", "beginning"])
+def test_a_token_is_sent_to_no_other_host(served, monkeypatch, kind):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    served.list_redirects, served.redirects = kind == "list", kind != "list"
+    if kind == "beginning":
+        size_of(NAME)
+    else:
+        assert hub.fetched(NAME).read_bytes() == Q4
+    shown = set(zip(served.hosts, served.tokens, strict=True))
+    assert shown == {("127.0.0.1", "Bearer hf_secret"), ("localhost", None)}
+
+
+def test_the_protocol_for_large_files_sends_the_token_to_no_other_host(served, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage(10**12, 0, 10**12))
+    repository = served.repositories[REPOSITORY]
+    repository.listed_size["Model-Q4_K_M.gguf"] = 60 * 10**9
+    repository.headers["X-Xet-Hash"] = "a" * 64
+    repository.headers["X-Xet-Refresh-Route"] = f"{served.elsewhere}/xet"
+    error, _ = refused(NAME)
+    assert served.elsewhere in str(error)
+    assert "localhost" not in served.hosts
 
 
 # --- errors ---------------------------------------------------------------------------------------
