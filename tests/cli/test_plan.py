@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from langchain_specfuse.cli.main import FINE, MISUSED, main
+from langchain_specfuse.members.hub import fetched
 from tests.members import fake_hub, tiny, tiny_gguf
 
 SERVER, HOSTED = "http://localhost:8000/v1#far", "openai:gpt-4.1-mini"
@@ -147,6 +148,22 @@ def test_what_the_hub_has_is_planned_without_fetching_it(models, plan, monkeypat
         assert code == FINE and rows["tiny"][2] == "GPU 0" and "~" not in out
         asked = [part for name, part in hub.downloads() if name.endswith(".safetensors")]
         assert asked and all(asked)  # parts alone
+
+
+@pytest.mark.parametrize("is_reached", [True, False])
+def test_the_file_is_named_that_a_name_on_the_hub_means(
+    models, plan, monkeypatch, tmp_path, caplog, is_reached
+):
+    content = Path(models[0]).read_bytes()
+    with fake_hub.running(monkeypatch, tmp_path / "hub") as hub:
+        hub.add("org/t-GGUF", {"t-Q4_K_M.gguf": content, "t-Q8_0.gguf": content + bytes(10)})
+        fetched("hf:org/t-GGUF:Q8_0")
+        hub.broken = not is_reached
+        code, rows, out, _ = plan("--members", "hf:org/t-GGUF")
+    assert code == FINE and len(rows["t"]) == 6
+    file = "t-Q4_K_M.gguf" if is_reached else "t-Q8_0.gguf"
+    assert f"t is {file}" in out
+    assert ("using the cached file t-Q8_0.gguf" in caplog.text) == (not is_reached)
 
 
 def test_members_of_one_model_share_its_weights(models, plan):

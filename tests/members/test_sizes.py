@@ -225,6 +225,44 @@ def test_a_gguf_file_on_the_hub_is_not_fetched(served, tmp_path):
     assert size_of("hf:org/model-GGUF") == size
 
 
+@pytest.fixture
+def two_quantisations(served, tmp_path):
+    """A repository with a large and a small file, of which the large one was fetched."""
+    content = parts(tmp_path, 1, layers=4)[0].read_bytes()
+    files = {"m-Q4_K_M.gguf": content + bytes(1000), "m-Q8_0.gguf": content + bytes(9000)}
+    served.add("org/m-GGUF", files)
+    fetched("hf:org/m-GGUF:Q8_0")
+    return files
+
+
+def test_the_size_is_that_of_the_file_that_loading_would_fetch(two_quantisations, served):
+    size = size_of("hf:org/m-GGUF")
+    assert size.file == "m-Q4_K_M.gguf"
+    assert size.weight_bytes == len(two_quantisations["m-Q4_K_M.gguf"])
+    assert fetched("hf:org/m-GGUF").name == size.file
+    assert size_of("hf:org/m-GGUF") == size
+
+
+@pytest.mark.parametrize("fault", ["offline", "broken"])
+def test_without_the_hub_the_size_is_that_of_the_cached_file_that_loading_would_take(
+    two_quantisations, served, fault, monkeypatch, caplog
+):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", fault == "offline")
+    served.broken = fault == "broken"
+    size = size_of("hf:org/m-GGUF")
+    assert size.file == fetched("hf:org/m-GGUF").name == "m-Q8_0.gguf"
+    assert size.weight_bytes == len(two_quantisations["m-Q8_0.gguf"])
+    assert ("m-Q8_0.gguf" in caplog.text) == (fault == "broken")
+    with pytest.raises(MemberError):
+        size_of("hf:org/m-GGUF:Q4_K_M")
+
+
+def test_a_file_that_is_older_than_that_on_the_hub_is_not_measured(two_quantisations, served):
+    newer = two_quantisations["m-Q8_0.gguf"] + bytes(5000)
+    served.repositories["org/m-GGUF"].files["m-Q8_0.gguf"] = newer
+    assert size_of("hf:org/m-GGUF:Q8_0").weight_bytes == len(newer)
+
+
 def test_a_gated_model_without_a_token_is_an_error_that_names_its_page(served, folder_of):
     served.add("org/gated", files_in(folder_of("llama")), token="secret")
     with pytest.raises(MemberError, match="org/gated is gated") as caught:
