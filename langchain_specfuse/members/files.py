@@ -138,6 +138,12 @@ _NUMBERS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 _LAYERS = 512
 """An array of more numbers than this describes tokens, not layers; llama.cpp has the same bound."""
 
+_TEXT_BYTES = 100 * 10**6
+"""No name or text in a header is longer. Some hold a whole tokenizer.json, of 30 MB."""
+_ENTRIES = 2 * 10**6
+"""No header has more entries and texts in lists: the largest vocabularies have 800,000 tokens and
+merges."""
+
 
 def gguf_length(meta: Callable[[str], Any]) -> int | None:
     """The longest text that the model of a GGUF file with these metadata was trained to read, in
@@ -180,13 +186,22 @@ def gguf_metadata(file: BinaryIO) -> dict[str, Any]:
 
 
 def gguf_items(file: BinaryIO) -> Iterator[tuple[str, Any]]:
-    """The same, one after the other. A file that is cut off raises ``struct.error`` there."""
+    """The same, one after the other. A file that is cut off raises ``struct.error`` there, and one
+    with numbers that no model has ``ValueError``."""
+    left = iter(range(_ENTRIES))
+
+    def count_entry() -> None:
+        if next(left, None) is None:
+            raise ValueError(f"its header has more than {_ENTRIES:,} entries")
 
     def number(kind: str) -> Any:
         return struct.unpack(f"<{kind}", file.read(struct.calcsize(kind)))[0]
 
     def text() -> str:
-        return file.read(number("Q")).decode("utf-8", "replace")
+        length = number("Q")
+        if length > _TEXT_BYTES:
+            raise ValueError(f"its header has a text of {length:,} bytes")
+        return file.read(length).decode("utf-8", "replace")
 
     def value(kind: int) -> Any:
         if kind == _STRING:
@@ -200,6 +215,7 @@ def gguf_items(file: BinaryIO) -> Iterator[tuple[str, Any]]:
             file.seek(count * struct.calcsize(_NUMBERS[kind]), os.SEEK_CUR)
         else:
             for _ in range(count):
+                count_entry()
                 if kind == _STRING:
                     file.seek(number("Q"), os.SEEK_CUR)
                 else:
@@ -210,4 +226,5 @@ def gguf_items(file: BinaryIO) -> Iterator[tuple[str, Any]]:
     if magic != b"GGUF":
         raise ValueError(f"not a GGUF file: it begins with {magic!r}")
     for _ in range(count):
+        count_entry()
         yield text(), value(number("I"))

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import struct
+import time
+
 import gguf
 import pytest
 from huggingface_hub import constants
 
+from langchain_specfuse import MemberError
 from langchain_specfuse.core.member import Probe
 from langchain_specfuse.demo import SMOLLM2, file_of
 from langchain_specfuse.members.files import preview
 from langchain_specfuse.members.llamacpp.member import LlamaCppMember
 from langchain_specfuse.members.ray import RayMember
+from langchain_specfuse.members.sizes import size_of
 from langchain_specfuse.members.transformers.member import TransformersMember
 
 from . import tiny
@@ -89,6 +94,33 @@ def test_the_head_of_a_gguf_file_is_enough(tmp_path):
     (tmp_path / "huge.gguf").write_bytes(huge)
     assert preview({"model": str(tmp_path / "huge.gguf")}) is None
     assert preview({"model": str(head(tmp_path / "none.gguf"))}) is None
+
+
+def gguf_head(facts, tail):
+    return b"GGUF" + (3).to_bytes(4, "little") + struct.pack("<QQ", 0, facts) + tail
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        gguf_head(1, struct.pack("<Q", 3 << 30)),  # a name of 3 GB
+        gguf_head(1, struct.pack("<QcIQ", 1, b"a", 8, 3 << 30)),  # a text
+        gguf_head(1, struct.pack("<QcIIQ", 1, b"a", 9, 8, 2**60)),  # a list of texts
+        gguf_head(1, struct.pack("<QcIIQ", 1, b"a", 9, 9, 2**60)),  # a list of lists
+        gguf_head(2**60, b""),
+    ],
+    ids=["name", "text", "texts", "lists", "facts"],
+)
+def test_a_large_gguf_file_with_false_sizes_is_left_alone_soon(head, tmp_path):
+    file = tmp_path / "a.gguf"
+    file.write_bytes(head)
+    with file.open("r+b") as opened:
+        opened.truncate(4 << 30)  # zeros, which take no room on the disk
+    begun = time.monotonic()
+    assert LlamaCppMember(str(file)).preview() is None
+    with pytest.raises(MemberError, match=r"a\.gguf.*its header has"):
+        size_of(str(file))
+    assert time.monotonic() - begun < 60
 
 
 def test_a_hub_id_is_read_from_the_cache_and_never_fetched(folder_of, tmp_path, monkeypatch):
