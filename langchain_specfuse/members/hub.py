@@ -10,8 +10,8 @@ are done here:
 - huggingface_hub 2 starts an interrupted download from zero and compares only its size. Here the
   next attempt resumes the download, and the whole file must have the SHA-256 that the hub lists.
 - huggingface_hub 2 names a file in its cache by whatever ETag and commit a server sends, and reads
-  answers of any length. Here a mirror may send anything: names that lead out of the cache are
-  refused, and answers are bounded.
+  answers of any length. Here names that lead out of the cache are refused, and lists and files are
+  bounded. It still reads the body of an error during a download, and waits as long as that says.
 """
 
 from __future__ import annotations
