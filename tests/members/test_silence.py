@@ -24,6 +24,7 @@ from . import tiny
 from .contract import draft_job
 from .fake_chat_server import FakeChatServer
 from .fake_server import FakeServer
+from .stalling_server import StallingServer
 from .test_chat_model import STORY, Talker, talker
 
 LIMIT_S = 1.0
@@ -259,9 +260,12 @@ def test_a_new_request_in_mid_answer_may_take_longer(hanging: Any) -> None:
 # --- chat models over HTTP ------------------------------------------------------------------------
 
 
+def event(data: Any) -> bytes:
+    return f"data: {json.dumps(data)}\n\n".encode()
+
+
 def chunk(text: str) -> bytes:
-    delta = {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]}
-    return f"data: {json.dumps(delta)}\n\n".encode()
+    return event({"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]})
 
 
 @pytest.fixture
@@ -283,6 +287,33 @@ def test_a_provider_that_falls_silent_is_late_and_leaves_no_thread_and_no_connec
     server.go_on.set()
     assert until(server.hung_up.is_set)
     assert until(lambda: not threads_of("provider"))
+
+
+@pytest.mark.parametrize("silence_s", [LIMIT_S, None], ids=["limited", "not limited"])
+@pytest.mark.parametrize("rest", ["nothing", "usage", "empty chunks"])
+def test_a_reply_with_a_finish_reason_is_used_although_its_connection_stays_open(
+    rest: str, silence_s: float | None
+) -> None:
+    """The server sends usage after the finish reason, or keeps the connection alive, or neither."""
+    end = {"index": 0, "delta": {}, "finish_reason": "stop"}
+    usage = {"prompt_tokens": 26, "completion_tokens": 3, "total_tokens": 29}
+    server = StallingServer(
+        [chunk("The sky."), event({"choices": [end]})]
+        + [event({"choices": [], "usage": usage})] * (rest == "usage"),
+        keeps_alive=rest == "empty chunks",
+    )
+    model = ChatOpenAI(model="tiny", base_url=server.url, api_key="none", max_retries=0)
+    member = ChatModelMember(model, name="open")
+    try:
+        (reply,) = replies_of(member, [asking("Why?")], silence_s=silence_s)
+    finally:
+        server.stop()
+    assert isinstance(reply, Draft) and (reply.text, reply.ended) == ("The sky.", True)
+    effort = reply.effort
+    if rest == "usage":
+        assert (effort.input_tokens, effort.output_tokens) == (26, 3)
+    assert effort.estimated_requests == (0 if rest == "usage" else 1)
+    assert until(lambda: "specfuse-rest" not in [each.name for each in threading.enumerate()])
 
 
 # --- servers --------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,12 +17,16 @@ from .. import ollama
 from ..network import status_of, to_reach
 from ..text.thinking import split_thought
 from ..threads import note_sign, shown
+from .limited import close, next_within
 from .refusals import REASONS, is_refusal, refusal_in
 from .stream import StreamPart
 from .words import words_of
 
 WITHHELD = "The provider's content filter refused to answer."
 """The refusal of a reply that a provider withholds without words."""
+GRACE_S = 2.0
+"""A reply with a finish reason is used when its stream has stayed open for this long without more
+text. Usage often comes after the finish reason."""
 _UNREACHED = {"ConnectError", "ConnectionError", "ModelConnectionError", "APIConnectionError"}
 """Classes of the errors of httpx, Python, langchain-core and the providers' clients."""
 _KINDS = {
@@ -64,6 +69,8 @@ class Reply:
         self.has_reason = False
         """Whether the model has given a reason for its end. A refusal alone is not such a
         reason."""
+        self._complete_at: float | None = None
+        """When the reply is used even if its stream stays open; None: it has no finish reason."""
 
     def parts(
         self, messages: Sequence[BaseMessage], options: Mapping[str, Any]
@@ -79,7 +86,7 @@ class Reply:
         try:
             while self._thought_size <= self._limit:
                 with tracing_context(enabled=False):  # the round's own spans show what members do
-                    chunk = next(chunks, None)
+                    chunk = self._next(chunks)
                 if chunk is None:
                     break
                 note_sign()
@@ -93,7 +100,7 @@ class Reply:
             elif not self.has_reason:  # with a reason, the reply is complete
                 raise self._failure(error) from error
         finally:
-            chunks.close()  # type: ignore[attr-defined]
+            close(chunks)
         if self._finish in _BROKEN:
             raise MemberError(
                 f"its reply broke off: its finish reason is {self._finish!r}", member=self._member
@@ -108,6 +115,14 @@ class Reply:
             self._refusal = self._refusal or WITHHELD
         yield StreamPart("", finish=self._finish or "stop", refusal=self._refusal)
 
+    def _next(self, chunks: Iterator[Any]) -> Any:
+        """The next chunk. None if there is none, or if a complete reply gets no end."""
+        if self._complete_at is None:
+            return next(chunks, None)
+        left_s = max(self._complete_at - time.monotonic(), 0.0)
+        note_sign(left_s)
+        return next_within(chunks, left_s)
+
     def _part(self, chunk: Any) -> StreamPart | None:
         """What a chunk adds; None if it is empty."""
         reason = _finish_of(chunk.response_metadata)
@@ -121,6 +136,8 @@ class Reply:
         text, thought = str(chunk.text), _thought_in(chunk)
         if not self._begun:
             text, thought = self._split(text, thought)
+        if self.has_reason and (reason or text or thought):
+            self._complete_at = time.monotonic() + GRACE_S
         usage = chunk.usage_metadata or {}
         if not text and not thought and not usage:
             return None
