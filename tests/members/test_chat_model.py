@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -750,6 +751,57 @@ def test_a_connection_that_breaks_after_the_finish_reason_loses_nothing() -> Non
     assert (reply.text, reply.ended) == ("The sky.", True)
 
 
+THE_SKY = AIMessageChunk("The sky.")
+
+
+@pytest.mark.parametrize("text", ["", "<think>So"])
+def test_a_first_reply_without_text_and_without_a_finish_reason_has_broken_off(text: str) -> None:
+    model = refuser(AIMessageChunk(text))
+    llm = SpecFuseChatModel(members=[model, ScriptedMember(STORY, name="b")])
+    message = llm.invoke("Why?")
+    assert message.text == STORY
+    (left,) = message.response_metadata["specfuse"]["exits"]
+    assert left["member"] == "Refuser" and "without text" in left["reason"]
+
+
+def test_an_empty_reply_with_a_finish_reason_is_an_answer() -> None:
+    llm = SpecFuseChatModel(members=[refuser(ends_with("stop")), ScriptedMember(STORY, name="b")])
+    message = llm.invoke("Why?")
+    assert message.text == "" and not message.response_metadata["specfuse"]["exits"]
+
+
+def test_a_model_that_gives_no_reasons_may_have_nothing_to_add_to_the_text_of_others() -> None:
+    class Terse(Talker):
+        def _stream(self, *args: Any, **options: Any) -> Iterator[ChatGenerationChunk]:
+            *words, _ = super()._stream(*args, **options)
+            yield from words or [ChatGenerationChunk(message=AIMessageChunk(""))]
+
+    member = ChatModelMember(Terse(asked=[], said=[], closed=[]), name="a")
+    draft = drafted(member, draft_job(answer=(Segment(STORY),)))
+    assert (draft.text, draft.ended) == ("", True)
+
+
+def test_a_chat_model_that_is_created_again_is_still_known_to_give_reasons() -> None:
+    """A broken connection may look like the end of a reply without a reason."""
+    whole, broken = [THE_SKY, ends_with("stop")], [AIMessageChunk("The")]
+
+    class Served(Refuser):
+        model: str
+
+        def _stream(self, *args: Any, **options: Any) -> Iterator[ChatGenerationChunk]:
+            self.chunks = replies.pop(0)
+            yield from super()._stream(*args, **options)
+
+    def member(model: str) -> ChatModelMember:
+        return ChatModelMember(Served(model=model, chunks=[], asked=[], said=[], closed=[]))
+
+    replies = [whole, broken, broken]
+    assert drafted(member("first"), draft_job()).ended
+    (reply,) = member("first").draft([draft_job()])
+    assert isinstance(reply, Failure) and "without a finish reason" in reply.message
+    assert drafted(member("other"), draft_job()).text == "The"
+
+
 # --- refusals -------------------------------------------------------------------------------------
 
 NO = "I cannot help with that."
@@ -768,10 +820,16 @@ SAID_NO: dict[str, list[AIMessageChunk]] = {
 }
 
 
+NUMBERS = itertools.count()
+
+
 class Refuser(Talker):
     """Refuses in these chunks or with an error, whatever it is asked to write."""
 
     chunks: list[Any]
+    number: int = 0
+    """Tells two of them apart: whether a model gives reasons for the end of its replies is known by
+    its settings."""
 
     def _stream(
         self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **options: Any
@@ -789,7 +847,8 @@ class Refuser(Talker):
 
 
 def refuser(*chunks: Any) -> Refuser:
-    return Refuser(chunks=list(chunks), letter="?", asked=[], said=[], closed=[])
+    number = next(NUMBERS)
+    return Refuser(chunks=list(chunks), letter="?", number=number, asked=[], said=[], closed=[])
 
 
 @pytest.mark.parametrize("how", SAID_NO)
@@ -954,6 +1013,51 @@ def test_chat_openai_refuses(how: str) -> None:
         assert alone.additional_kwargs["refusal"] == refusal
     finally:
         server.stop()
+
+
+ERROR_EVENTS = {
+    "a message": 'event: error\ndata: {"message": "overloaded", "code": 500}\n\n',
+    "an error object": 'event: error\ndata: {"error": {"message": "overloaded"}}\n\n',
+    "text": "event: error\ndata: overloaded\n\n",
+    "an object of an error": 'data: {"object": "error", "message": "overloaded"}\n\n',
+    "details": 'data: {"detail": "overloaded"}\n\n',
+    "nothing": "data: [DONE]\n\n",
+}
+
+
+@pytest.mark.parametrize("error", ERROR_EVENTS)
+def test_an_error_event_as_the_first_reply_is_a_failure(
+    error: str, openai: tuple[FakeServer, ChatOpenAI]
+) -> None:
+    server, model = openai
+    server.fault = lambda path, _: ERROR_EVENTS[error].encode()
+    message = SpecFuseChatModel(members=[model, ScriptedMember(STORY, name="b")]).invoke("Why?")
+    assert message.text == STORY
+    (left,) = message.response_metadata["specfuse"]["exits"]
+    assert left["kind"] == "error"
+
+
+@pytest.mark.parametrize(
+    ("status", "ended"), [("completed", True), ("incomplete", False), ("", True)]
+)
+def test_the_responses_api_says_how_a_reply_ended(
+    status: str, ended: bool, openai: tuple[FakeServer, ChatOpenAI]
+) -> None:
+    server, _ = openai
+    said = {"type": "response.output_text.delta", "delta": "The sky.", "logprobs": [], **ITEM}
+    details = {"incomplete_details": {"reason": "max_output_tokens"}} if not ended else {}
+    last = {"type": f"response.{status}", "response": RESPONSE | {"status": status} | details}
+    begun = {"type": "response.created", "response": RESPONSE | {"status": "in_progress"}}
+    server.fault = lambda path, _: events(begun, said, *[last] * bool(status))
+    model = ChatOpenAI(
+        model=f"ends {status}",
+        base_url=server.url,
+        api_key="none",
+        max_retries=0,
+        use_responses_api=True,
+    )
+    draft = drafted(ChatModelMember(model), draft_job())
+    assert (draft.text, draft.ended) == ("The sky.", ended)
 
 
 @pytest.mark.parametrize(

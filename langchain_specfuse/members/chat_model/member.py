@@ -169,9 +169,6 @@ class ChatModelMember(ConcurrentMember):
         """How it continues a text; empty: it cannot; None: not tried yet."""
         self._repeats: int | None = 0
         """How many words of the text it repeats when it continues; None: all of them."""
-        self._gives_reasons = False
-        """Whether an earlier reply gave a reason for its end. If so, a later reply without one has
-        broken off: a broken connection may look like the end of a reply."""
         self._unreported = Effort()
         """The cost of trials that no reply has reported yet."""
         self._streams: dict[str, OpenStream] = {}
@@ -378,13 +375,13 @@ class ChatModelMember(ConcurrentMember):
         ]
 
     def _parts(
-        self, messages: Sequence[BaseMessage], options: Mapping[str, Any]
+        self,
+        messages: Sequence[BaseMessage],
+        options: Mapping[str, Any],
+        may_be_empty: bool = False,
     ) -> Iterator[StreamPart]:
-        reply = Reply(self.name, self.model, self.thinking_tokens, self._gives_reasons)
-        try:
-            yield from reply.parts(messages, options)
-        finally:
-            self._gives_reasons |= reply.has_reason
+        reply = Reply(self.name, self.model, self._key, self.thinking_tokens, may_be_empty)
+        return reply.parts(messages, options)
 
     def _wait_s(self, job: DraftJob) -> float:
         """How much later than the next chunk of an open stream the first of a new request may
@@ -412,7 +409,7 @@ class ChatModelMember(ConcurrentMember):
             messages[-1] = AIMessage(kept, additional_kwargs={"prefix": True})
         else:
             messages.append(HumanMessage(CONTINUE_REQUEST.format(kept[-QUOTED:])))
-        parts = self._parts(messages, options)
+        parts = self._parts(messages, options, may_be_empty=True)
         repeated = repeatable(kept, repeats)
         reply = ""
         least: float | None = None

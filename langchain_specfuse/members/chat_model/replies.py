@@ -27,6 +27,10 @@ WITHHELD = "The provider's content filter refused to answer."
 GRACE_S = 2.0
 """A reply with a finish reason is used when its stream has stayed open for this long without more
 text. Usage often comes after the finish reason."""
+_GIVE_REASONS: set[str] = set()
+"""Digests of the settings of chat models that have given a reason for the end of a reply. If a
+later reply has none, it has broken off: a broken connection may look like the end of a reply. A
+program may create the same chat model again for each question."""
 _UNREACHED = {"ConnectError", "ConnectionError", "ModelConnectionError", "APIConnectionError"}
 """Classes of the errors of httpx, Python, langchain-core and the providers' clients."""
 _KINDS = {
@@ -49,13 +53,16 @@ class Reply:
         self,
         member: str,
         model: BaseChatModel,
+        key: str,
         thinking_tokens: int,
-        needs_reason: bool = False,
+        may_be_empty: bool = False,
     ) -> None:
-        """``member`` is the member's name, for errors. ``needs_reason``: a reply that ends without
-        a reason has broken off."""
+        """``member`` is the member's name, for errors; ``key`` is the digest of the chat model's
+        settings. ``may_be_empty``: a reply without text may be complete without a reason, because
+        nothing may be left to write."""
         self._member = member
         self._model = model
+        self._key = key
         self._limit = thinking_tokens
         self._thought_size = 0
         """The length of the reply in words. A chunk without text counts as one word."""
@@ -65,8 +72,8 @@ class Reply:
         """Text that may belong to the reasoning."""
         self._finish = ""
         self._refusal = ""
-        self._needs_reason = needs_reason
-        self.has_reason = False
+        self._may_be_empty = may_be_empty
+        self._has_reason = False
         """Whether the model has given a reason for its end. A refusal alone is not such a
         reason."""
         self._complete_at: float | None = None
@@ -97,7 +104,7 @@ class Reply:
             if is_refusal(error):
                 self._finish = REFUSAL
                 self._refusal = self._refusal or str(error)
-            elif not self.has_reason:  # with a reason, the reply is complete
+            elif not self._has_reason:  # with a reason, the reply is complete
                 raise self._failure(error) from error
         finally:
             close(chunks)
@@ -105,12 +112,19 @@ class Reply:
             raise MemberError(
                 f"its reply broke off: its finish reason is {self._finish!r}", member=self._member
             )
-        if chunk is None and self._needs_reason and not self._finish:
+        if chunk is None and self._key in _GIVE_REASONS and not self._finish:
             raise MemberError(
                 "its reply broke off: it ended without a finish reason", member=self._member
             )
         if not self._begun:
-            yield self._thought_alone()
+            part = self._thought_alone()
+            if not (part.text or self._finish or self._may_be_empty):
+                # For example an error event in a form that the chat model does not know.
+                raise MemberError(
+                    "its reply broke off: it ended without text and without a finish reason",
+                    member=self._member,
+                )
+            yield part
         if self._finish == REFUSAL:
             self._refusal = self._refusal or WITHHELD
         yield StreamPart("", finish=self._finish or "stop", refusal=self._refusal)
@@ -126,7 +140,9 @@ class Reply:
     def _part(self, chunk: Any) -> StreamPart | None:
         """What a chunk adds; None if it is empty."""
         reason = _finish_of(chunk.response_metadata)
-        self.has_reason = self.has_reason or bool(reason)
+        if reason:
+            self._has_reason = True
+            _GIVE_REASONS.add(self._key)
         if self._finish != REFUSAL:  # after a refusal, the last chunk may still say "stop"
             self._finish = reason or self._finish
         refusal = refusal_in(chunk)
@@ -136,7 +152,7 @@ class Reply:
         text, thought = str(chunk.text), _thought_in(chunk)
         if not self._begun:
             text, thought = self._split(text, thought)
-        if self.has_reason and (reason or text or thought):
+        if self._has_reason and (reason or text or thought):
             self._complete_at = time.monotonic() + GRACE_S
         usage = chunk.usage_metadata or {}
         if not text and not thought and not usage:
@@ -241,13 +257,23 @@ def _finish_of(metadata: Mapping[str, Any]) -> str:
     """Why a model stopped, in one word for all providers; empty if it has not."""
     names = ("finish_reason", "stop_reason", "done_reason", "stopReason")
     reason = next((str(metadata[name]) for name in names if metadata.get(name)), "").lower()
+    reason = reason or _finish_of_response(metadata)
     if not reason:
         return ""
-    if reason in ("length", "max_tokens", "model_context_window_exceeded"):
+    if reason in ("length", "max_tokens", "max_output_tokens", "model_context_window_exceeded"):
         return "length"
     if reason in _BROKEN:
         return reason
     return REFUSAL if reason in REASONS else "stop"  # such as end_turn, eos_token
+
+
+def _finish_of_response(metadata: Mapping[str, Any]) -> str:
+    """The same for OpenAI's Responses API."""
+    if metadata.get("status") == "completed":
+        return "stop"
+    if metadata.get("status") == "incomplete":
+        return str((metadata.get("incomplete_details") or {}).get("reason") or "length")
+    return ""
 
 
 def _least_of(metadata: Mapping[str, Any]) -> float | None:
