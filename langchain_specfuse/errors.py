@@ -137,6 +137,10 @@ def amount(count: int, noun: str) -> str:
     return f"{count} {noun}s"
 
 
+LONGEST_NAME = 200
+"""No name that is meant is similar to a longer one, and looking for it would take long."""
+
+
 def meant(name: object, known: Iterable[object], otherwise: str, cutoff: float = 0.75) -> str:
     """Advice about an unknown name: the known name that was probably meant, if one is similar.
 
@@ -144,6 +148,8 @@ def meant(name: object, known: Iterable[object], otherwise: str, cutoff: float =
     "did you mean 'search'?"
     """
     names = [candidate for candidate in known if isinstance(candidate, str)]
+    if len(str(name)) > LONGEST_NAME:
+        return otherwise
     similar = get_close_matches(str(name), names, n=1, cutoff=cutoff)
     return f"did you mean {similar[0]!r}?" if similar else otherwise
 

@@ -20,7 +20,7 @@ from ..chat.options import Call
 from ..errors import UsageError
 from ..show.page import live
 from .answers import RETRY_S, AnswerResponse, Metrics
-from .requests import Limits, read_body, read_request, refuse_other_model
+from .requests import Limits, refuse_other_model, request_in
 from .responses import ApiError, Completion, Rounds, api_error
 
 
@@ -80,7 +80,7 @@ def app_of(
         if not ensemble.is_ready(call):
             loading = f"members are loading\n-> try again in about {RETRY_S} s"
             raise ApiError(503, loading, code="loading", retry_after_s=RETRY_S)
-        chat_request = read_request(await read_body(request, limits), model, limits)
+        chat_request = await request_in(request, model, limits)
         handlers: list[Any] = [metrics]
         completion = Completion(model, with_usage=chat_request.include_usage)
         if recorder:

@@ -24,6 +24,11 @@ BODY_TIMEOUT_S = 30.0
 MAX_FORMAT_BYTES = 128 * 1024
 """The limit for tools and formats together, as JSON. Compiling them costs more than reading
 them."""
+MAX_PARTS = 5_000
+"""The limit for messages, their parts and tool calls together, and for the items of an option. Each
+is made into an object, which takes longer than reading a text of the same size."""
+SMALL_BODY_BYTES = 32 * 1024
+"""A larger body is read in another thread, so that other requests do not wait for it."""
 FORMATS = (
     "tools",
     "tool_choice",
@@ -81,8 +86,16 @@ class Limits(BaseModel, frozen=True, extra="forbid"):
     )
 
 
-async def read_body(request: Request, limits: Limits) -> Any:
-    """The body as plain data, with bounds on its size and on the time it takes to arrive."""
+async def request_in(request: Request, model: str, limits: Limits) -> ChatRequest:
+    """The question in an HTTP request. Raises :class:`ApiError` if something is wrong with it."""
+    body = await _received(request, limits)
+    if len(body) <= SMALL_BODY_BYTES:
+        return read_request(_parsed(body), model, limits)
+    return await asyncio.to_thread(lambda: read_request(_parsed(body), model, limits))
+
+
+async def _received(request: Request, limits: Limits) -> bytes:
+    """The body, with bounds on its size and on the time it takes to arrive."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":  # a web page may send other types to any site without asking
         message = (
@@ -100,12 +113,18 @@ async def read_body(request: Request, limits: Limits) -> Any:
                         "shorter conversation"
                     )
                     raise ApiError(413, large, code="body_too_large", close=True)
-        return read_json(body.decode())
+        return bytes(body)
     except TimeoutError:
         late = f"the body did not arrive within {BODY_TIMEOUT_S:g} s\n-> send it at once"
         raise ApiError(408, late, code="body_too_slow", close=True) from None
     except ClientDisconnect:
         raise ApiError(499, "the client has disconnected", code="gone") from None
+
+
+def _parsed(body: bytes) -> Any:
+    """The body as plain data."""
+    try:
+        return read_json(body.decode())
     except ValueError as error:  # also a decoding error, or a number of thousands of digits
         reason = getattr(error, "msg", type(error).__name__)
         raise invalid(
@@ -151,6 +170,7 @@ def read_request(body: Any, model: str, limits: Limits) -> ChatRequest:
     sent = {name: value for name, value in body.items() if value is not None}
     _refuse_unknown(sent)
     refuse_other_model(sent.get("model"), model)
+    _refuse_many(sent)
     try:
         fields = _Fields.model_validate(sent)
     except ValidationError as error:
@@ -195,6 +215,32 @@ def _refuse_unknown(sent: dict[str, Any]) -> None:
                 param=name,
                 code="unsupported_parameter",
             )
+
+
+def _refuse_many(sent: dict[str, Any]) -> None:
+    """Refuse a request with so many parts that reading it would take long."""
+    for name, value in sent.items():
+        if name in IGNORED or not isinstance(value, list | dict):
+            continue
+        count = _parts_in(value) if name == "messages" else len(value)
+        if count > MAX_PARTS:
+            what = ", with their parts and tool calls" if name == "messages" else ""
+            raise invalid(
+                f"{name}: {count} items{what}; the limit is {MAX_PARTS}",
+                "send fewer",
+                param=name,
+                code="too_many_items",
+            )
+
+
+def _parts_in(messages: list[Any] | dict[str, Any]) -> int:
+    """How many messages, parts of messages and tool calls these are."""
+    count = len(messages)
+    for message in messages:
+        if isinstance(message, dict):
+            fields = (message.get("content"), message.get("tool_calls"))
+            count += sum(len(field) for field in fields if isinstance(field, list))
+    return count
 
 
 def _message(message: Any, where: str) -> BaseMessage:

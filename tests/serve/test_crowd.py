@@ -4,6 +4,7 @@ once."""
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 
 import httpx2
@@ -44,6 +45,45 @@ async def test_requests_beyond_the_bounds_are_refused_at_once_and_the_others_ans
     )
     assert endpoint.counted("specfuse_refused_total", 7, code="rate_limit_exceeded")
     assert endpoint.counted("specfuse_answers_total", 5)
+
+
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+LARGE_BODIES = {
+    "messages": {"messages": [{"role": "user", "content": ""}] * 50_000},
+    "parts": {"messages": [{"role": "user", "content": [1] * 600_000}]},
+    "calls": {"messages": [{"role": "assistant", "content": "", "tool_calls": [CALL] * 20_000}]},
+    "tools": {"tools": [{"type": "function", "function": {"name": "f"}}] * 10_000},
+    "stop": {"stop": [1] * 600_000},
+    "stream_options": {"stream_options": dict.fromkeys(map(str, range(100_000)), 1)},
+    "temperature": {"temperature": [1] * 600_000},
+    "x": {"x" * 1_900_000: 1},
+}
+
+
+@pytest.mark.parametrize("name", LARGE_BODIES)
+async def test_a_body_with_very_many_parts_is_refused_and_no_other_request_waits(serve, name):
+    endpoint = serve()
+    endpoint.ask()
+    body = json.dumps({"model": "specfuse", "messages": QUESTION, **LARGE_BODIES[name]}).encode()
+    async with httpx2.AsyncClient(timeout=60) as client:
+        headers = {"content-type": "application/json"}
+        asked = asyncio.create_task(client.post(endpoint.url + PATH, content=body, headers=headers))
+        longest_s = 0.0
+        while not asked.done():
+            began = time.monotonic()
+            await client.get(f"{endpoint.url}/health")
+            longest_s = max(longest_s, time.monotonic() - began)
+    response = await asked
+    (param,) = LARGE_BODIES[name]
+    assert response.status_code == 400 and response.json()["error"]["param"] == param[:80]
+    assert longest_s < 1.0
+
+
+def test_a_long_conversation_and_a_long_text_are_answered(serve):
+    endpoint = serve()
+    for messages in (QUESTION * 5000, [{"role": "user", "content": "a " * 900_000}]):
+        response = endpoint.ask(messages=messages)
+        assert response.json()["choices"][0]["message"]["content"] == BLUE
 
 
 def test_a_late_answer_ends_with_an_error_status_or_with_an_error_after_its_text(serve):
