@@ -38,7 +38,8 @@ class CheckContext:
     """
 
     messages: Sequence[Any]
-    """The conversation, as LangChain messages."""
+    """The conversation, as LangChain messages. They are copies: what a check does to them changes
+    nothing for other checks and for the caller."""
     draft: str
     """The new part at the end of the text: the draft, after text that was held back, if any."""
     author: str
