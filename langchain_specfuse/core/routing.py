@@ -16,7 +16,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import mul
 from typing import Any, TypeAlias
 from zlib import crc32
@@ -119,7 +119,7 @@ class Router:
     shares: Mapping[str, float]
     """member -> its share of right answers. The first of those with the highest share leads unless
     the weights favour another."""
-    weights: Mapping[int, Sequence[float]]
+    weights: Mapping[int, Sequence[float]] = field(repr=False)
     """position -> a weight for each member, in the order of ``shares``."""
     features: str = N_GRAMS
     embeddings: Embedded | None = None

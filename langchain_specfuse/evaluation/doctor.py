@@ -59,6 +59,13 @@ class Diagnosis:
     calibration: Calibration | None = None
     """The calibration for a chat model."""
 
+    def __repr__(self) -> str:
+        members = len({finding.member for finding in self.findings})
+        return (
+            f"<diagnosis of {amount(members, 'member')}: {self.verdict}. What to do is in .advice, "
+            "what was measured in .findings, .report, .results and .calibration>"
+        )
+
     def as_dict(self) -> dict[str, Any]:
         """The diagnosis as plain JSON."""
         content: dict[str, Any] = plain(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pprint
 from collections import Counter
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ import pytest
 from langchain_specfuse import SpecFuseCallbackHandler, SpecFuseChatModel
 from langchain_specfuse.chat.calibration import Calibration
 from langchain_specfuse.core.options import Method, Settings
+from langchain_specfuse.core.routing import Router
 from langchain_specfuse.core.values import Query, Turn
 from langchain_specfuse.errors import UsageError
 from langchain_specfuse.evaluation import Results
@@ -96,6 +98,20 @@ def test_members_that_know_different_things_make_a_good_ensemble(tmp_path):
     assert diagnosed.advice[-1] == "Use vote: all members voting as equals."
     (vote,) = [attempt for attempt in diagnosed.calibration.tried if attempt.name == "vote"]
     assert vote.opened and vote.wins > 50 and vote.losses == 0 and vote.passes > 1
+
+
+def test_a_diagnosis_prints_its_verdict_and_where_to_read_more(tmp_path):
+    members = [Confident(name, lambda n: n % 2) for name in ("ann", "bob")]
+    diagnosed = diagnosis(tmp_path, *members, count=20)
+    for shown in (str(diagnosed), repr(diagnosed), pprint.pformat(diagnosed)):
+        assert diagnosed.verdict in shown and ".advice" in shown and ".report" in shown
+        assert len(shown) < 300
+
+
+def test_a_calibration_does_not_print_the_weights_of_its_router():
+    router = Router({"ann": 0.5, "bob": 0.5}, dict.fromkeys(range(4096), (0.25, 0.75)))
+    shown = repr(Calibration("ann", {"ann": 0.5, "bob": 0.5}, 90, use="router", router=router))
+    assert "'ann': 0.5" in shown and len(shown) < 1_000
 
 
 def test_one_member_that_knows_everything_leads_and_nothing_is_opened(tmp_path):
