@@ -43,6 +43,8 @@ class Act:
     question: str
     result: Callable[[Run], str]
     """Says what happened in a run."""
+    small_question: str = ""
+    """Another question for the small ensemble, where both of its models write."""
     options: tuple[str, ...] = ()
     """Further arguments of the command."""
     kills: bool = False
@@ -137,6 +139,7 @@ ACTS = (
         "Two models write one answer as equals: both draft every segment, and both vote.",
         "Why is the sea salty? Answer in two sentences.",
         vote,
+        small_question="How do birds fly? Answer in two sentences.",
         options=("--lead", "none"),
     ),
     Act(
@@ -225,7 +228,7 @@ def _loaded(arguments: argparse.Namespace) -> Iterator[list[Any]]:
 def _shown(number: int, members: list[Any], arguments: argparse.Namespace, out: TextIO) -> bool:
     """Show one act. Returns whether it succeeded."""
     act, lead = ACTS[number - 1], members[0]
-    words = [*act.options, act.question]
+    words = [*act.options, _question_of(act)]
     if act.kills:
         words += ["--lead", lead.name]
     if arguments.no_color:
@@ -249,10 +252,18 @@ def _shown(number: int, members: list[Any], arguments: argparse.Namespace, out: 
 def _command(number: int) -> str:
     """The command that does what this act does."""
     act = ACTS[number - 1]
-    words = ["demo", str(number)] if act.kills else [*act.options, act.question]
+    words = ["demo", str(number)] if act.kills else [*act.options, _question_of(act)]
     command = shlex.join([_program(), *words])
-    size = os.environ.get("DEMO") or "default"
-    return command if size == "default" else f"DEMO={shlex.quote(size)} {command}"
+    return command if _size() == "default" else f"DEMO={shlex.quote(_size())} {command}"
+
+
+def _question_of(act: Act) -> str:
+    return act.small_question if act.small_question and _size() == "small" else act.question
+
+
+def _size() -> str:
+    """Which demo ensemble answers."""
+    return os.environ.get("DEMO") or "default"
 
 
 def _program() -> str:

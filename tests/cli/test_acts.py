@@ -47,7 +47,7 @@ def test_each_act_shows_its_command_and_what_happened(act):
     code, out, err = act()
     assert (code, err) == (FINE, "langchain-specfuse: loading lead, other ...\n")
     vote, rule, failure = re.split(r"^\d\. ", out, flags=re.MULTILINE)[1:]
-    assert "--lead none 'Why is the sea salty? Answer in two sentences.'\n\nlead  other\n" in vote
+    assert "--lead none 'How do birds fly? Answer in two sentences.'\n\nlead  other\n" in vote
     assert re.search(r"^-> lead wrote .*; \d+\.\d s, first text after \d", vote, re.MULTILINE)
     assert "--check 'forbids:(?i)sorry|apolog'" in rule and "✗ lead" in rule
     assert "sure that" in rule.split("\n\n")[2] and "sorry" not in rule.split("\n\n")[2]
@@ -61,6 +61,14 @@ def test_each_act_shows_its_command_and_what_happened(act):
     count = len(begin.split())
     assert f"-> lead wrote {count} words, other the other {len(end.split())}, from " in failure
     assert re.search(r"3 acts in \d+ s", out)
+
+
+def test_the_default_models_get_a_question_of_their_own(act, monkeypatch):
+    monkeypatch.setenv("DEMO", "default")
+    out = act("1")[1]
+    assert (
+        "$ langchain-specfuse --lead none 'Why is the sea salty? Answer in two sentences.'" in out
+    )
 
 
 def test_one_act_is_shown_alone(act):
@@ -144,6 +152,7 @@ def test_the_small_models_show_the_acts(capfd):
     assert main(["demo", "--yes"]) == FINE
     out, err = capfd.readouterr()
     assert out.count("\n-> ") == 3 and "Traceback" not in err
+    assert re.search(r"-> \S+ wrote \d+ segments?, \S+ \d", out), "both write in the first act"
     killed = re.search(r"\[kill -9 (\d+)\]", out)
     if killed:  # unless another machine's rounding has ended the answer early
         assert f"SmolLM2-135M left (error): its process {killed[1]} was killed" in out
