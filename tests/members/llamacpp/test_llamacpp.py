@@ -66,11 +66,11 @@ def test_structured_output_and_tool_calls(smol):
     assert call["name"] == "get_weather" and set(call["args"]) == {"city", "unit"}
 
 
-def test_a_question_asked_again_gets_the_same_numbers_on_two_threads_too(monkeypatch):
+def test_a_question_asked_again_gets_the_same_numbers_on_two_threads_too(tiny_llama, monkeypatch):
     # Threads share the cells of the cache: what earlier answers left in them would change the
     # rounding.
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    member = LlamaCppMember(file_of(SMOLLM2), name="two", prefix_cache=False, n_gpu_layers=0)
+    member = LlamaCppMember(tiny_llama, name="two", prefix_cache=False, n_gpu_layers=0)
     replies = set()
     for _ in range(5):
         query = tiny.query("Tell a story. " * 25)
