@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -12,14 +14,24 @@ from langchain_specfuse.demo import SMOLLM2, file_of
 WIDTH, INNER, HEADS, LAYERS, CONTEXT = 64, 96, 2, 2, 8192
 
 
+@cache
+def _tokenizer() -> dict[str, tuple[Any, Any, Any]]:
+    """SmolLM2's tokenizer: the value of each field, its type, and the type of what is in it. It
+    takes seconds to read."""
+    fields = gguf.GGUFReader(file_of(SMOLLM2)).fields
+    return {
+        name: (field.contents(), field.types[0], field.types[-1] if field.types[1:] else None)
+        for name, field in fields.items()
+        if name.startswith("tokenizer.")
+    }
+
+
 def copy_tokenizer(writer: gguf.GGUFWriter) -> int:
     """Give the file SmolLM2's tokenizer. Returns the size of its vocabulary."""
-    known = gguf.GGUFReader(file_of(SMOLLM2))
-    for name, field in known.fields.items():
-        if name.startswith("tokenizer."):
-            several = field.types[-1] if len(field.types) > 1 else None
-            writer.add_key_value(name, field.contents(), field.types[0], sub_type=several)
-    return len(known.fields["tokenizer.ggml.tokens"].data)
+    for name, (value, kind, several) in _tokenizer().items():
+        writer.add_key_value(name, value, kind, sub_type=several)
+    tokens, *_ = _tokenizer()["tokenizer.ggml.tokens"]
+    return len(tokens)
 
 
 def llama(path: Path, seed: int = 0) -> Path:
