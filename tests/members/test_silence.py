@@ -27,10 +27,10 @@ from .fake_server import FakeServer
 from .stalling_server import StallingServer
 from .test_chat_model import STORY, Talker, talker
 
-LIMIT_S = 1.0
+LIMIT_S = 0.5
 PATIENCE_S = 30.0
-SILENT = Failure("timeout", "no token for 1 s")
-LATE = Failure("timeout", "did not answer within member_timeout=1 s")
+SILENT = Failure("timeout", "no token for 0.5 s")
+LATE = Failure("timeout", "did not answer within member_timeout=0.5 s")
 LIMITS: list[tuple[dict[str, float | None], Failure]] = [
     ({}, SILENT),
     ({"silence_s": None, "timeout_s": LIMIT_S}, LATE),
@@ -120,7 +120,7 @@ def test_a_chat_model_that_hangs_is_late(hanging: Any, at: int) -> None:
 
 
 def test_a_chat_model_that_streams_slowly_is_not_late(hanging: Any) -> None:
-    member = ChatModelMember(hanging(pause_s=0.2), name="drips")
+    member = ChatModelMember(hanging(pause_s=LIMIT_S / 5), name="drips")
     (reply,) = replies_of(member, [asking("Why?", segment_tokens=12)])
     assert isinstance(reply, Draft) and STORY.startswith(reply.text)
     assert reply.text.count(" ") > 5
@@ -230,7 +230,7 @@ def test_a_stream_that_was_given_up_is_closed_when_it_goes_on(
 class InOnePiece(Talker):
     """Has no streaming, and takes ``takes_s`` for a reply."""
 
-    takes_s: float = 2.0
+    takes_s: float = 2 * LIMIT_S
     disable_streaming: Any = True
 
     def _generate(self, messages: Any, *args: Any, **options: Any) -> ChatResult:
