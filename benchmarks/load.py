@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from statistics import mean, median
 from typing import Any
@@ -125,35 +125,55 @@ async def rates(load: Load, arrivals: int) -> list[dict[str, float]]:
     return rows
 
 
-async def gaps(load: Load, count: int, text: str = "") -> list[float]:
-    """So many times between segments of each other answer; with a text, those after that until its
-    first segment."""
-    chance, found, over = random.Random(load.seed), list[float](), asyncio.Event()
+class Bystanders:
+    """Some who ask one question after another, and the times between the segments of each
+    answer."""
 
-    async def bystander() -> None:
-        while not over.is_set():
+    def __init__(self, load: Load) -> None:
+        self._load, self._chance = load, random.Random(load.seed)
+        self._tasks: list[asyncio.Task[None]] = []
+        self.gaps: list[float] = []
+
+    async def _ask(self) -> None:
+        while True:
             before = None
-            async for now in load.segments(load.text(chance, 30), max_tokens=100):
-                if before is not None and not over.is_set():
-                    found.append(now - before)
+            text = self._load.text(self._chance, 30)
+            async for now in self._load.segments(text, max_tokens=100):
+                if before is not None:
+                    self.gaps.append(now - before)
                 before = now
 
-    others = [asyncio.create_task(bystander()) for _ in range(BYSTANDERS)]
-    while len(found) < count * BYSTANDERS:
-        await asyncio.sleep(0.005)
-    if text:
-        found.clear()
-        async for _ in load.segments(text, max_tokens=10):  # one segment
-            pass
-    over.set()
-    await asyncio.gather(*others)
-    return found
+    async def __aenter__(self) -> Bystanders:
+        self._tasks = [asyncio.create_task(self._ask()) for _ in range(BYSTANDERS)]
+        return self
+
+    async def __aexit__(self, *_: Any) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def during(self, work: Callable[[], Awaitable[None]]) -> list[float]:
+        """The times between segments while this work goes on."""
+        self.gaps.clear()
+        await work()
+        return list(self.gaps)
 
 
 async def stall(load: Load, count: int, tokens: int) -> dict[str, Any]:
-    calm = await gaps(load, count)
+    """Times between segments of some answers, before and while a long question is read."""
     text = load.text(random.Random(load.seed), tokens * 3 // 4)
-    beside = await gaps(load, 3, text)
+
+    async def wait() -> None:
+        while len(others.gaps) < count * BYSTANDERS:
+            await asyncio.sleep(0.005)
+
+    async def ask() -> None:
+        async for _ in load.segments(text, max_tokens=10):  # one segment
+            pass
+
+    async with Bystanders(load) as others:
+        calm = await others.during(wait)
+        beside = await others.during(ask)
     found = {"tokens": load.llm.get_num_tokens(text), "bystanders": BYSTANDERS}
     for name, values in {"calm": calm, "beside": beside}.items():
         shares = {"p50": median(values), "p95": percentile(values, 95), "longest": max(values)}
