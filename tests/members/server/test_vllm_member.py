@@ -385,7 +385,7 @@ def test_a_server_that_writes_nothing_for_too_long_is_ended(
 ) -> None:
     monkeypatch.setenv("FAKE_VLLM_LOADS_S", "60")
     monkeypatch.setattr(vllm_log, "TELLS_S", 0.2)
-    monkeypatch.setattr(vllm_log, "QUIET_S", 0.5)
+    monkeypatch.setattr(vllm_log, "QUIET_S", 2.0)  # on a busy machine Python takes long to start
     member = VllmMember(folder)
     with pytest.raises(MemberError, match="wrote nothing for") as caught:
         member.probe()
