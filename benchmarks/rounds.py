@@ -137,14 +137,16 @@ def floor(size: str, repeats: int, tokens: int) -> dict[str, float]:
             Settings(max_tokens=tokens, lead=members[0].name, method=Method(margin=math.inf)),
         ),
     }
+    for ensemble, settings in ways.values():  # load, and read the question once
+        answered(ensemble, question(STORY), settings.model_copy(update={"max_tokens": 8}))
     ratios, texts = [], set()
-    for at in range(repeats + 1):
+    for _ in range(repeats):
         took = {}
         for way, (ensemble, settings) in ways.items():
             since = time.perf_counter()
             texts.add(text_of(answered(ensemble, question(STORY), settings)))
             took[way] = time.perf_counter() - since
-        ratios += [took["led"] / took["alone"]] if at else []  # the first loads
+        ratios.append(took["led"] / took["alone"])
     assert len(texts) == 1, "a lead that is never corrected gives its own answer"
     return {"led_over_alone": median(ratios)}
 
@@ -168,9 +170,10 @@ def schema(size: str, repeats: int, tokens: int) -> dict[str, float]:
     bound = Constraint("json_schema", json.dumps(SCHEMA))
     told = Turn("system", instructions((), bound, native=False, own=None))
     ask = Turn("user", "Make up a register of lighthouses and describe them.")
-    settings = Settings(max_tokens=tokens, lead=None, method=Method(exit="never", loop_guard=False))
+    method = Method(exit="never", loop_guard=False)
 
-    def per_token(constraint: Constraint | None) -> float:
+    def per_token(constraint: Constraint | None, tokens: int = tokens) -> float:
+        settings = Settings(max_tokens=tokens, lead=None, method=method)
         asked = query((ask,) if constraint else (told, ask), constraint=constraint)
         times, rounds = [], []
         for one in ensemble.rounds(
@@ -181,15 +184,16 @@ def schema(size: str, repeats: int, tokens: int) -> dict[str, float]:
         drawn = sum(len(draft.tokens) for one in rounds[1:] for draft in one.drafts.values())
         return (times[-1] - times[0]) / drawn
 
-    ratios = [per_token(bound) / per_token(None) for _ in range(repeats + 1)]
-    # the first reads vocabularies and compiles the schema
-    return {"schema_token_over_free": median(ratios[1:])}
+    for constraint in (bound, None):  # read the vocabularies and both prompts, compile the schema
+        per_token(constraint, 24)
+    ratios = [per_token(bound) / per_token(None) for _ in range(repeats)]
+    return {"schema_token_over_free": median(ratios)}
 
 
 START = """
 import sys
 from langchain_specfuse import SpecFuseChatModel, demo_members
-for chunk in SpecFuseChatModel(members=demo_members(sys.argv[1]), max_tokens=64).stream("Why is the sky blue?"):
+for chunk in SpecFuseChatModel(members=demo_members(sys.argv[1]), max_tokens=16).stream("Why is the sky blue?"):
     if chunk.text:
         print("first", flush=True)
 """
@@ -209,9 +213,16 @@ def start(size: str) -> dict[str, float]:
     return {"first_segment_s": first, "resident_mb": used.ru_maxrss / 1e3}
 
 
+PARTS: dict[str, tuple[Callable[[str, int, int], dict[str, float]], ...]] = {
+    "small": (answers, floor, crowd, schema),
+    "default": (answers, crowd),
+}
+"""Of the default ensemble, ``engines.py`` measures the lead alone and before the others, in turn."""
+
+
 def measured(size: str, repeats: int, tokens: int) -> dict[str, float]:
     found: dict[str, float] = {}
-    for part in (answers, floor, crowd, *([schema] if size == "small" else [])):
+    for part in PARTS[size]:
         found |= apart(part, size, repeats, tokens)
         print(size, found, flush=True)
     starts = [start(size) for _ in range(repeats)]
