@@ -337,6 +337,7 @@ class Writer(FailingModel):
     ) -> Iterator[ChatGenerationChunk]:
         if any(message.text.startswith("Count the numbers") for message in messages):
             yield self._chunk("six, five")
+            yield self._end()
             return
         begun = messages[-1].text if isinstance(messages[-1], AIMessage) else ""
         rest = self.script.removeprefix(begun)
@@ -344,9 +345,11 @@ class Writer(FailingModel):
             if at == self.fails_after:
                 raise ConnectionError("cut")
             yield self._chunk(piece)
-        yield ChatGenerationChunk(
-            message=AIMessageChunk("", response_metadata={"finish_reason": "stop"})
-        )
+        yield self._end()
+
+    def _end(self) -> ChatGenerationChunk:
+        end = AIMessageChunk("", response_metadata={"finish_reason": "stop"})
+        return ChatGenerationChunk(message=end)
 
 
 def written(script: str, fails_after: int, length: int) -> SpecFuseChatModel:
