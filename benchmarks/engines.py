@@ -5,7 +5,7 @@ the likeliest is taken; the same weights in transformers, in float32. Measured a
 second of the whole answer, and when its first text is there. The answer of a member alone is
 compared with llama-server's.
 
-    python benchmarks/engines.py [--repeats 3] [--tokens 96] [--tiny]
+    python benchmarks/engines.py [--repeats 3] [--tokens 64] [--tiny]
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def compared(size: str, slow: Sequence[Part], repeats: int, tokens: int) -> dict
 
 def main() -> None:
     given = arguments(
-        __file__, __doc__, tiny={"repeats": 1, "tokens": 16}, repeats=3, tokens=96
+        __file__, __doc__, tiny={"repeats": 1, "tokens": 16}, repeats=3, tokens=64
     ).parse_args()
     slow = TINY if given.tiny else SLOW
     ensembles = {

@@ -5,7 +5,7 @@ instructions and other notes (RAG), an agent's step after a tool has answered. E
 after the prompt before it was answered, and cold, with empty prefix caches; in turn, several times.
 Given is the median of the ratios.
 
-    python benchmarks/prefix.py [--repeats 2] [--tokens 1500] [--tiny]
+    python benchmarks/prefix.py [--repeats 2] [--tokens 1000] [--tiny]
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def compared(ensemble: Ensemble, scene: Scene, repeats: int) -> dict[str, Any]:
 
 def main() -> None:
     given = arguments(
-        __file__, __doc__, tiny={"repeats": 1, "tokens": 300}, repeats=2, tokens=1500
+        __file__, __doc__, tiny={"repeats": 1, "tokens": 300}, repeats=2, tokens=1000
     ).parse_args()
     members = demo("small")[: 1 if given.tiny else None]
     ensemble = Ensemble(members)

@@ -5,7 +5,7 @@ processes keep one core busy each. Measured are the tokens a second with each nu
 with the default, which finds the number by measuring. Ways run in turn, in processes of their own;
 each process loads the model once.
 
-    python benchmarks/threads.py [--repeats 3] [--tokens 80] [--busy 1] [--small] [--tiny]
+    python benchmarks/threads.py [--repeats 3] [--tokens 56] [--busy 1] [--small] [--tiny]
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def answer(member: LlamaCppMember, tokens: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = arguments(
-        __file__, __doc__, repeats=3, tokens=80, busy=1, tiny={"repeats": 1, "tokens": 12}
+        __file__, __doc__, repeats=3, tokens=56, busy=1, tiny={"repeats": 1, "tokens": 12}
     )
     parser.add_argument("--small", action="store_true", help="the larger model of the small demo")
     given = parser.parse_args()
