@@ -199,6 +199,8 @@ class _Member:
     pinned: tuple[int, ...] | None
     memory: float | None
     """What the user chose: bytes, or a part of a GPU's memory."""
+    cache: int | None = None
+    """The bytes of the cache on each GPU, if the user chose them."""
 
     def weights(self) -> int:
         return -(-self.size.weight_bytes // self.count)
@@ -207,7 +209,10 @@ class _Member:
         """The least memory that makes the member useful on this GPU."""
         if self.memory is not None:
             return _chosen_bytes(self.memory, gpu)
-        return self.weights() + WORKING_BYTES + self.size.cache_bytes(CONVERSATION, self.count)
+        cache = self.cache
+        if cache is None:
+            cache = self.size.cache_bytes(CONVERSATION, self.count)
+        return self.weights() + WORKING_BYTES + cache
 
     def works_with(self) -> int:
         """The memory without which no engine starts: the weights, and room for one token. A small
@@ -225,6 +230,7 @@ def place(
     pinned: Mapping[str, tuple[int, ...]] | None = None,
     memory: Mapping[str, float | int] | None = None,
     tensor_parallel: Mapping[str, int] | None = None,
+    caches: Mapping[str, int] | None = None,
 ) -> list[Placement]:
     """Place members of these sizes on these GPUs, in the order of ``sizes``.
 
@@ -235,7 +241,8 @@ def place(
 
     ``pinned``: the indexes of the GPUs that a member must use. ``memory``: a member's share of each
     of its GPUs, in bytes, or up to 1 as a part of the GPU's memory. ``tensor_parallel``: among how
-    many GPUs a member is divided.
+    many GPUs a member is divided. ``caches``: the bytes of a member's cache on each of its GPUs,
+    instead of a share.
 
     Raises :class:`.UsageError` if there is no room, and says how much is missing.
 
@@ -246,8 +253,8 @@ def place(
     [('a', (0,)), ('b', (0,))]
     """
     pinned, memory = pinned or {}, memory or {}
-    tensor_parallel = tensor_parallel or {}
-    for given in (pinned, memory, tensor_parallel):
+    tensor_parallel, caches = tensor_parallel or {}, caches or {}
+    for given in (pinned, memory, tensor_parallel, caches):
         for name in given:
             if name not in sizes:
                 error = UsageError(f"there is no member {name!r} to place")
@@ -256,7 +263,15 @@ def place(
     if not by_index:
         raise advised(UsageError("there is no GPU"), "describe one: --gpus 24")
     members = [
-        _member(name, size, by_index, pinned.get(name), memory.get(name), tensor_parallel.get(name))
+        _member(
+            name,
+            size,
+            by_index,
+            pinned=pinned.get(name),
+            memory=memory.get(name),
+            count=tensor_parallel.get(name),
+            cache=caches.get(name),
+        )
         for name, size in sizes.items()
     ]
     # The largest first; names make the result independent of the order.
@@ -305,12 +320,17 @@ def _member(
     name: str,
     size: Size,
     gpus: Mapping[int, Gpu],
+    *,
     pinned: tuple[int, ...] | None,
     memory: float | None,
     count: int | None,
+    cache: int | None,
 ) -> _Member:
     """Check what the user chose for a member, and choose the number of its GPUs."""
     check_choices(name, pinned, memory, count)
+    if cache is not None and memory is not None:
+        error = UsageError(f"the memory of {name} and the size of its cache are both given")
+        raise advised(error, "leave one of the two out")
     if pinned is not None:
         if not set(pinned) <= gpus.keys():
             error = UsageError(
@@ -328,8 +348,14 @@ def _member(
             f"{amount(len(gpus), 'GPU')}"
         )
         raise advised(error, "choose fewer, or a machine with more GPUs")
-    member = _Member(name, size, count or 1, pinned, memory)
-    return member if count is not None else _smallest(member, gpus)
+    member = _Member(name, size, count or 1, pinned, memory, cache)
+    if count is None:
+        member = _smallest(member, gpus)
+    token = size.cache_bytes(1, member.count)
+    if cache is not None and cache < token:
+        error = UsageError(f"the cache of {name} is {cache:,} bytes, but one token needs {token:,}")
+        raise advised(error, "choose more, or leave it out")
+    return member
 
 
 def _smallest(member: _Member, gpus: Mapping[int, Gpu]) -> _Member:
@@ -414,18 +440,19 @@ def _tokens(
     room: Mapping[int, int],
 ) -> dict[str, int]:
     """How many tokens each member's cache holds: as many as all others on its GPUs, where the user
-    chose no memory. A GPU that holds the fewest is settled first, because a divided model gets
+    chose none. A GPU that holds the fewest is settled first, because a divided model gets
     equal parts everywhere."""
     left = dict(room)
     open_members: dict[str, _Member] = {}
     tokens: dict[str, int] = {}
     for member in members:
+        is_open = member.memory is None and member.cache is None
         for index in places[member.name]:
             fixed = member.weights() + WORKING_BYTES
-            if member.memory is not None:
+            if not is_open:
                 fixed = member.least(gpus[index])
             left[index] -= fixed + CONTEXT_BYTES
-        if member.memory is None:
+        if is_open:
             open_members[member.name] = member
             continue
         share = min(member.least(gpus[index]) for index in places[member.name])
@@ -478,7 +505,9 @@ def _placement(
     tokens: Mapping[str, int],
 ) -> Placement:
     held = tokens[member.name]
-    cache = int(held * member.token_bytes())
+    cache = member.cache
+    if cache is None:
+        cache = int(held * member.token_bytes())
     share = member.weights() + WORKING_BYTES + cache
     if member.memory is not None:
         share = min(_chosen_bytes(member.memory, gpus[index]) for index in place)
@@ -579,12 +608,17 @@ def _refusal(
     taken = gpus[best].usable_bytes - left[best]
     beside = f" beside the {_gb(taken)} of others" if taken else ""
     each = " on each of its GPUs" if member.count > 1 else ""
+    room_for = f"room for {CONVERSATION:,} tokens"
+    if member.cache is not None:
+        room_for = f"a cache of {_gb(member.cache)}"
     error = UsageError(
         f"there is no room for {member.name}: it needs {_gb(needed)}{each} "
-        f"({_gb(member.weights())} of weights, room for {CONVERSATION:,} tokens, and "
+        f"({_gb(member.weights())} of weights, {room_for}, and "
         f"{_gb(WORKING_BYTES + CONTEXT_BYTES)} to work), and GPU {best} has {_gb(left[best])} of "
         f"{_gb(gpus[best].total_bytes)} left{beside}; {_gb(needed - left[best])} is missing"
     )
+    if member.cache is not None:
+        advised(error, f"choose a smaller cache for {member.name}, or leave it out")
     if member.memory is not None:
         advised(error, f"choose less than {_gb(left[best] - CONTEXT_BYTES)} for {member.name}")
     others = [other for other in members if other is not member]

@@ -104,6 +104,18 @@ def test_engine_arguments_change_what_fits(models, plan):
     assert fitting[1] == pytest.approx(2 * fitting[0], rel=0.01)
 
 
+@pytest.mark.parametrize("machine", [["--gpus", "24"], []], ids=["on a GPU", "in memory"])
+def test_a_chosen_cache_is_planned(models, plan, machine, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    fitting = []
+    for size in ("300_000_000", "600_000_000"):
+        chosen = given(model=f"vllm:{models[1]}", engine_args={"kv_cache_memory_bytes": int(size)})
+        code, rows, _, _ = plan(*machine, "--members", chosen)
+        assert code == FINE and rows["gemma"][3] == rows["gemma"][4]
+        fitting.append(int(rows["gemma"][-1].replace(",", "")))
+    assert fitting[1] == pytest.approx(2 * fitting[0], rel=0.01)
+
+
 def test_members_with_other_arguments_share_no_weights(models, plan):
     _, folder = models
     twice = given(model=f"vllm:{folder}", memory=0.3, name="b")

@@ -167,9 +167,32 @@ def test_users_choose_gpus_memory_and_division():
     assert first.tokens == first.cache_bytes // SMALL.cache_bytes_per_token
 
 
+def test_a_cache_on_a_gpu_may_have_a_size_of_its_own():
+    small, open_cache = place({"a": SMALL, "b": SMALL}, described_gpus("24"), caches={"a": 3 * GB})
+    assert small.cache_bytes == 3 * GB and small.tokens == 3 * GB // SMALL.cache_bytes_per_token
+    assert small.least_bytes == small.memory_bytes == 5.5 * GB + WORKING_BYTES
+    assert open_cache.tokens > small.tokens
+    assert sum(taken([small, open_cache]).values()) <= described_gpus("24")[0].usable_bytes
+
+
+def test_a_chosen_cache_is_that_of_each_gpu():
+    (divided,) = place(
+        {"a": LLAMA}, described_gpus("2x24"), tensor_parallel={"a": 2}, caches={"a": GB}
+    )
+    assert divided.cache_bytes == GB
+    assert divided.memory_bytes == divided.weight_bytes + WORKING_BYTES + GB
+
+
+def test_a_chosen_cache_without_room_is_named_in_the_error():
+    with pytest.raises(UsageError, match=r"a: it needs 34\.9 GB .*a cache of 30\.0 GB"):
+        place({"a": SMALL}, described_gpus("24"), caches={"a": 30 * GB})
+
+
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
+        ({"caches": {"a": 1000}}, "cache of a is 1,000 bytes, but one token needs 131,072"),
+        ({"caches": {"a": GB}, "memory": {"a": 20 * GB}}, "both"),
         ({"pinned": {"a": (7,)}}, "a must use GPU 7, but the machine has GPUs 0, 1"),
         ({"pinned": {"a": (0, 0)}}, "each once"),
         ({"pinned": {"a": (0,)}, "tensor_parallel": {"a": 2}}, "1 GPU, but tensor_parallel is 2"),

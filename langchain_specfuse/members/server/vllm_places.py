@@ -13,7 +13,16 @@ from ...errors import MemberError, UsageError
 from .. import planning
 from ..threads import shown
 from .vllm_program import flags, python_with_vllm
-from .vllm_source import VllmSource, cache_bytes, chosen_places, is_here, refuse_gpu, size_of
+from .vllm_source import (
+    CPU_CACHE,
+    VllmSource,
+    cache_bytes,
+    chosen_cache,
+    chosen_places,
+    is_here,
+    refuse_gpu,
+    size_of,
+)
 
 if TYPE_CHECKING:
     from .vllm_server import VllmServer
@@ -177,7 +186,8 @@ def _on_cpu(source: VllmSource, python: str, count: int) -> Place:
     }
     variables = {name: os.environ.get(name, value) for name, value in usual.items()}
     # It would replace the flag. vLLM 0.32 dies of an empty one.
-    unset = () if source.memory is None else ("VLLM_CPU_KVCACHE_SPACE",)
+    is_chosen = source.memory is not None or chosen_cache(source) is not None
+    unset = (CPU_CACHE,) if is_chosen else ()
     return Place(python, tuple(flags(chosen)), tuple(variables.items()), unset=unset)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,14 +19,38 @@ _RESERVED = {
     "served_model_name": "members are named by name=",
     "host": "the server listens on this machine only",
     "port": "a free one is taken",
+    "uds": "the server listens at a port of this machine",
+    "grpc": "the server speaks HTTP",
+    "grpc_port": "the server speaks HTTP",
+    "ssl_": "it listens on this machine only, without TLS",
+    "headless": "the server answers requests itself",
+    "api_server_count": "one process answers the requests of all members",
+    "config": "write its flags into engine_args, where the plan sees them",
     "lora_modules": "adapters are named by adapter=, a member each",
+    "device": "pass gpu=; on a CPU, install vLLM's build for CPUs",
+    "device_ids": "pass gpu=",
     "tensor_parallel_size": "pass tensor_parallel=",
     "gpu_memory_utilization": "pass memory=, which the plan of all members knows",
-    "uds": "the server listens at a port of this machine",
-    "ssl_keyfile": "it listens on this machine only, without TLS",
-    "ssl_certfile": "it listens on this machine only, without TLS",
+    "device_memory_utilization": "pass memory=, which the plan of all members knows",
 }
-"""Flags that the member sets itself, and what to do instead."""
+"""Flags that the member sets itself, and what to do instead. One that ends with ``_`` stands for
+all that begin like this."""
+_UNPLANNED = (
+    "pipeline_parallel_size",
+    "prefill_context_parallel_size",
+    "data_parallel_",
+    "nnodes",
+    "node_rank",
+    "master_",
+)
+"""Flags that start processes on further GPUs or machines, of which the plan does not know."""
+_BACKENDS = (None, "mp", "uni")
+"""Values of ``distributed_executor_backend`` whose processes are children of the server."""
+_SHORT = 3
+"""vLLM's one-letter and similar flags have at most so many letters, and no others do."""
+_CACHE = "kv_cache_memory_bytes"
+CPU_CACHE = "VLLM_CPU_KVCACHE_SPACE"
+"""A variable of vLLM for CPUs: the GiB of the cache, instead of the flag."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +103,18 @@ def _as_json(arguments: Mapping[str, Any], memory: float | None) -> str:
     """``engine_args`` as text. Refuses those that the member sets itself, and keys: other users of
     the machine see the arguments of its processes."""
     plain = {str(name).lstrip("-").replace("-", "_"): value for name, value in arguments.items()}
-    for name in plain:
-        if name in _RESERVED:
-            error = UsageError(f"engine_args holds {name!r}, which the member sets itself")
-            raise advised(error, _RESERVED[name])
+    for name, value in plain.items():
+        _refuse_reserved(name, value)
         if is_secret(name):
             error = UsageError(f"engine_args holds {name!r}, but arguments of processes are public")
             raise advised(error, "put it into an environment variable, such as HF_TOKEN")
-    if memory is not None and "kv_cache_memory_bytes" in plain:
-        error = UsageError("memory= and the engine argument kv_cache_memory_bytes are both given")
-        raise advised(error, "leave one of the two out")
+    cache = plain.pop("kv_cache_memory", None)  # the name in vLLM's own log
+    cache = plain.get(_CACHE, cache)
+    if cache is not None:
+        if memory is not None:
+            error = UsageError(f"memory= and the engine argument {_CACHE} are both given")
+            raise advised(error, "leave one of the two out")
+        plain[_CACHE] = _bytes(cache)
     if any(found_in(plain)):
         error = UsageError("engine_args holds a secret, but arguments of processes are public")
         raise advised(error, "put it into a file or an environment variable that vLLM reads")
@@ -96,6 +123,56 @@ def _as_json(arguments: Mapping[str, Any], memory: float | None) -> str:
     except TypeError as error:
         unread = UsageError(f"engine_args must be plain values, got {masked(arguments)!r:.200}")
         raise advised(unread, f"{error}; for example {{'max_model_len': 8192}}") from None
+
+
+def _refuse_reserved(name: str, value: Any) -> None:
+    """Refuse a flag that the member sets itself, or that takes what the plan does not count."""
+    for flag, advice in _RESERVED.items():
+        full = _full_name(name, flag)
+        if full is not None:
+            error = UsageError(f"engine_args holds {full!r}, which the member sets itself")
+            raise advised(error, advice)
+    unplanned = [_full_name(name, flag) for flag in _UNPLANNED]
+    if name == "distributed_executor_backend" and value not in _BACKENDS:
+        unplanned.append(name)
+    for full in filter(None, unplanned):
+        error = UsageError(
+            f"engine_args holds {full!r}, which takes GPUs or machines that the plan of all "
+            "members does not count"
+        )
+        raise advised(
+            error,
+            "divide a model with tensor_parallel=; for anything else, start `vllm serve` yourself "
+            "and name its address as the member",
+        )
+    if len(name) <= _SHORT:
+        error = UsageError(f"engine_args holds {name!r}, which is short for a flag")
+        raise advised(error, "write the flag's whole name, for example quantization")
+
+
+def _full_name(name: str, flag: str) -> str | None:
+    """The flag as which vLLM would read this name, which may be only its beginning; None if it is
+    another flag."""
+    if flag.startswith(name):
+        return flag
+    return name if flag.endswith("_") and name.startswith(flag) else None
+
+
+def _bytes(value: Any) -> int:
+    """The size of a cache, as a number or as vLLM reads it: "4G" (GiB) or "4.5g" (GB)."""
+    size = value if isinstance(value, int | float) and not isinstance(value, bool) else 0
+    found = re.fullmatch(r"(\d+)([KMGT]?)|(\d+(?:\.\d+)?)([kmgt])", str(value).strip())
+    if isinstance(value, str) and found and found[1]:
+        size = int(found[1]) << (10 * " KMGT".index(found[2] or " "))
+    elif isinstance(value, str) and found:
+        size = float(found[3]) * 1000 ** " kmgt".index(found[4])
+    if not planning.LEAST_BYTES <= size < float("inf"):
+        error = UsageError(
+            f"the engine argument {_CACHE} is a number of bytes, at least "
+            f"{planning.LEAST_BYTES:,.0f}; got {masked(value)!r:.80}"
+        )
+        raise advised(error, "for example 4e9 or '4G'; leave it out to have it planned")
+    return int(size)
 
 
 # --- memory --------------------------------------------------------------------------------------
@@ -145,7 +222,16 @@ def chosen_places(sources: Mapping[str, VllmSource]) -> dict[str, dict[str, Any]
         "tensor_parallel": {
             name: source.tensor_parallel for name, source in named if source.tensor_parallel
         },
+        "caches": {
+            name: size for name, source in named if (size := chosen_cache(source)) is not None
+        },
     }
+
+
+def chosen_cache(source: VllmSource) -> int | None:
+    """The bytes of the cache on each GPU that the user chose as an argument of vLLM."""
+    size: int | None = json.loads(source.engine_args).get(_CACHE)
+    return size
 
 
 def refuse_gpu(source: VllmSource) -> None:
@@ -159,11 +245,12 @@ def refuse_gpu(source: VllmSource) -> None:
 
 def cache_bytes(source: VllmSource) -> int:
     """The cache of a server on a CPU."""
-    chosen = json.loads(source.engine_args).get("kv_cache_memory_bytes")
-    if isinstance(chosen, int):
+    chosen = chosen_cache(source)
+    if chosen is not None:
         return chosen
     if source.memory is None:
-        return planning.CPU_CACHE_BYTES
+        usual = os.environ.get(CPU_CACHE, "")
+        return int(usual) << 30 if usual.isdecimal() else planning.CPU_CACHE_BYTES
     if source.memory > 1:
         return int(source.memory)
     return int(source.memory * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))

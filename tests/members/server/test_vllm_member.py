@@ -525,6 +525,23 @@ def test_members_share_gpus_as_planned_and_start_one_after_another_on_each(
     assert min(abs(c["began"] - a["began"]), abs(c["began"] - b["began"])) < LOADS_S
 
 
+def test_a_chosen_cache_is_part_of_the_plan_of_a_gpu(
+    folder: str, starts: Starts, two_gpus: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """vLLM ignores the fraction when it reserves the cache, but refuses to start if less is free
+    than the fraction says. So the fraction covers this cache and no more."""
+    member = VllmMember(folder, gpu=1, engine_args={"kv-cache-memory": "2G"})
+    with caplog.at_level(logging.INFO, "langchain_specfuse"):
+        member.probe()
+    (start,) = starts()
+    assert start["kv_cache_memory_bytes"] == 2 * 2**30
+    part = float(start["gpu_memory_utilization"]) * 16
+    assert 2 < part < 5, "the cache and the memory to work, in GiB, and not all of the GPU"
+    (planned,) = [text for text in caplog.messages if "tokens of cache" in text]
+    assert "GPU 1, 4.0 GB on each" in planned
+    member.unload()
+
+
 def test_a_chosen_cache_takes_the_place_of_the_variable_of_the_user(
     folder: str, starts: Starts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -533,10 +550,15 @@ def test_a_chosen_cache_takes_the_place_of_the_variable_of_the_user(
         member = VllmMember(folder, memory=memory)
         member.probe()
         member.unload()
-    usual, chosen = starts()
+    member = VllmMember(folder, engine_args={"kv_cache_memory_bytes": 10**9})
+    member.probe()
+    member.unload()
+    usual, *chosen = starts()
     assert usual["environment"]["VLLM_CPU_KVCACHE_SPACE"] == "4"
-    assert "VLLM_CPU_KVCACHE_SPACE" not in chosen["environment"]  # vLLM dies of an empty one
-    assert chosen["kv_cache_memory_bytes"] == 10**9
+    assert usual["kv_cache_memory_bytes"] == 4 * 2**30, "the plan counts what the server takes"
+    for start in chosen:
+        assert "VLLM_CPU_KVCACHE_SPACE" not in start["environment"]  # vLLM dies of an empty one
+        assert start["kv_cache_memory_bytes"] == 10**9
 
 
 def test_a_server_whose_gpu_is_not_shown_starts_with_a_warning(
@@ -617,11 +639,30 @@ def test_no_room_on_the_gpus_is_an_error_before_anything_starts(
         ({"engine_args": {"otlp_traces_endpoint": "http://me:pass@host"}}, "holds a secret"),
         ({"engine_args": {"uds": "/tmp/socket"}}, "'uds', which the member sets itself"),
         ({"engine_args": {"gpu-memory-utilization": 0.5}}, "which the member sets itself"),
+        ({"engine_args": {"gpu_memory": 0.5}}, "'gpu_memory_utilization', which the member sets"),
+        ({"engine_args": {"device-memory-utilization": 0.5}}, "which the member sets itself"),
+        ({"engine_args": {"--tensor-parallel": 2}}, "'tensor_parallel_size', which the member"),
+        ({"engine_args": {"device_ids": [0, 1]}}, "'device_ids', which the member sets itself"),
+        ({"engine_args": {"pipeline_parallel_size": 2}}, "plan of all members does not count"),
+        ({"engine_args": {"--data-parallel-size": 2}}, "plan of all members does not count"),
+        ({"engine_args": {"data_parallel_rank": 0}}, "plan of all members does not count"),
+        ({"engine_args": {"prefill-context-parallel-size": 2}}, "does not count"),
+        ({"engine_args": {"nnodes": 2}}, "plan of all members does not count"),
+        ({"engine_args": {"distributed_executor_backend": "ray"}}, "does not count"),
+        ({"engine_args": {"config": "vllm.yaml"}}, "'config'"),
+        ({"engine_args": {"api_server_count": 2}}, "'api_server_count'"),
+        ({"engine_args": {"headless": True}}, "'headless'"),
+        ({"engine_args": {"ssl_ca_certs": "ca.pem"}}, "'ssl_ca_certs', which the member sets"),
+        ({"engine_args": {"-tp": 2}}, "'tp', which is short"),
         ({"engine_args": {"seed": object()}}, "plain values"),
         ({"memory": float("inf")}, "memory"),
         ({"memory": 0}, "above 0"),
         ({"memory": 20}, "in bytes, and no model fits into 20"),
         ({"memory": 0.5, "engine_args": {"kv_cache_memory_bytes": 10**9}}, "both given"),
+        ({"memory": 0.5, "engine_args": {"kv-cache-memory": 10**9}}, "both given"),
+        ({"engine_args": {"kv_cache_memory_bytes": 0}}, "a number of bytes"),
+        ({"engine_args": {"kv_cache_memory_bytes": "lots"}}, "a number of bytes"),
+        ({"engine_args": {"kv_cache_memory_bytes": 4}}, "a number of bytes"),
         ({"gpu": -1}, "at least 0"),
         ({"gpu": []}, "at least one GPU"),
         ({"gpu": [0, 0]}, "each once"),
@@ -635,8 +676,27 @@ def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) ->
 
 
 @pytest.mark.parametrize(
+    "given",
+    [
+        {"distributed_executor_backend": "mp"},
+        {"enable-expert-parallel": True},
+        {"decode_context_parallel_size": 2},
+        {"disable_custom_all_reduce": True},
+    ],
+)
+def test_arguments_that_change_no_place_are_passed_on(given: dict[str, Any]) -> None:
+    (name, value), *_ = given.items()
+    member = VllmMember("Qwen/Qwen3-8B", engine_args=given)
+    assert member.spec["engine_args"] == {name.replace("-", "_"): value}
+
+
+@pytest.mark.parametrize(
     ("arguments", "advice"),
     [
+        ({"engine_args": {"pipeline_parallel_size": 2}}, "name its address as the member"),
+        ({"engine_args": {"data_parallel_size": 2}}, "name its address as the member"),
+        ({"engine_args": {"tensor_parallel_size": 2}}, "tensor_parallel="),
+        ({"engine_args": {"device_ids": [1]}}, "gpu="),
         ({"memory": 20}, "for 20 GB, pass memory=20e9"),
         ({"gpu": "cuda:0"}, "a GPU's number in nvidia-smi, or several: gpu=[0, 1]"),
         ({"device": "cuda:0"}, "gpu=0 names a GPU"),
