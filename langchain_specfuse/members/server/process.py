@@ -2,8 +2,9 @@
 
 A small program, :mod:`.supervisor`, runs the server and holds a pipe to this process. When the pipe
 closes, it ends the server and everything that the server has started, so no end of this process
-leaves a server behind. Nothing else guarantees that: ``atexit`` does not run after ``kill -9``, and
-Linux sends its death signal as soon as the *thread* that started the process ends.
+leaves a server behind. On Linux, no end of that program does either. Nothing else guarantees that:
+``atexit`` does not run after ``kill -9``, and Linux sends its death signal as soon as the *thread*
+that started the process ends.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pathlib import Path
 from . import supervisor
 
 HOST = "127.0.0.1"
-STOP_S = supervisor.TERMINATE_S + 2.0
+STOP_S = supervisor.TERMINATE_S + 4.0
 """How long the supervisor may take to end a server."""
 HEALTH_S = 2.0
 """How long the server may take to say whether it is ready."""

@@ -7,9 +7,19 @@ input. The command's output goes into ``LOG``, of which at most two files of :da
 kept. The first line on standard output is the id of the command's process group.
 
 The command ends when the input closes, which happens however the parent ends, even by ``kill -9``.
-A fork of the parent holds the input open as well, so the parent's id is compared too. If this
-program is killed itself, Linux sends the command SIGTERM. Whatever the command has started belongs
-to its process group, and is killed with it.
+A fork of the parent holds the input open as well, so the parent's id is compared too.
+
+What the command has started is killed with it. Its process group is enough for most programs, and
+is all that other systems than Linux offer. On Linux, processes that have left the group are found
+too: this program adopts those whose parents have ended, so all are below it. If this program were
+killed itself, they would have no parent left that ends them. So it runs twice there: the guard
+starts the supervisor, which starts the command. If one of the two is killed, the other one kills
+the rest::
+
+    parent - -guard - -supervisor - -command - -...
+
+If both are killed at once, Linux still sends the command SIGTERM, and what is outside of its group
+may live on.
 
 This file needs the standard library only, and runs with the interpreter of the parent: vLLM's own
 environment does not have this package.
@@ -33,10 +43,51 @@ LOOKS_S = 0.1
 """How often it looks whether the command and the parent are alive."""
 TERMINATE_S = 10.0
 """The command may take this long to end before it is killed."""
+KILL_S = 1.0
+"""Killed processes may take this long to disappear. One that waits for a device takes longer."""
 PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
 
 
 def main(parent: int, log: str, command: list[str]) -> int:
+    """Run the command, on Linux with a guard. Returns the exit status."""
+    if sys.platform != "linux":
+        return _supervise(parent, log, command)
+    guard = os.getpid()
+    reader, writer = os.pipe()
+    supervisor = os.fork()
+    if supervisor == 0:
+        os.setsid()  # a signal to the guard's group must not reach both
+        os.close(writer)
+        os.dup2(reader, sys.stdin.fileno())
+        os.close(reader)
+        _adopt_orphans()
+        return _supervise(guard, log, command)
+    os.close(reader)
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())  # only the supervisor writes there
+    _adopt_orphans()
+    return _guard(supervisor, parent, log, writer)
+
+
+def _guard(supervisor: int, parent: int, log: str, writer: int) -> int:
+    """Close the supervisor's input when the parent's end closes. When the supervisor has ended,
+    kill what it has left."""
+    ended = result = 0
+    while not ended:
+        if _is_orphan(parent):
+            os.close(writer)
+            ended, result = os.waitpid(supervisor, 0)
+        else:
+            ended, result = os.waitpid(supervisor, os.WNOHANG)
+    _kill_descendants()
+    status = os.waitstatus_to_exitcode(result)
+    if status < 0:
+        _Log(log).write(f"(the supervisor ended with {signal.Signals(-status).name})\n")
+    return int(status != 0)
+
+
+def _supervise(parent: int, log: str, command: list[str]) -> int:
     try:
         server = subprocess.Popen(
             command,
@@ -55,6 +106,7 @@ def main(parent: int, log: str, command: list[str]) -> int:
     copying = threading.Thread(target=_copy, args=(server, log), daemon=True)
     copying.start()
     while server.poll() is None:
+        _reap_orphans(server.pid)
         if _is_orphan(parent):
             _terminate(server)
     _kill(server)  # what it has left behind
@@ -79,12 +131,15 @@ def _terminate(server: subprocess.Popen[str]) -> None:
     while server.poll() is None and time.monotonic() < deadline:
         time.sleep(LOOKS_S)
     _kill(server)
-    server.wait()
 
 
 def _kill(server: subprocess.Popen[str]) -> None:
+    """Kill the command and all that it has started."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(server.pid, signal.SIGKILL)
+    server.wait()
+    if sys.platform == "linux":
+        _kill_descendants()
 
 
 def _end_with_this() -> None:
@@ -92,6 +147,54 @@ def _end_with_this() -> None:
     no such call."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+# --- what has left the group, on Linux ------------------------------------------------------------
+
+
+def _adopt_orphans() -> None:
+    """Ask Linux to make this process the parent of all processes below it whose parents end."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _reap_orphans(server: int | None = None) -> None:
+    """Let adopted processes that have ended disappear. The command's end is left to its owner."""
+    if sys.platform != "linux":
+        return
+    with suppress(ChildProcessError):
+        while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            if ended.si_pid == server:
+                return
+            os.waitpid(ended.si_pid, 0)
+
+
+def _kill_descendants() -> None:
+    """Kill all processes below this one. Those that start meanwhile are found by looking again."""
+    deadline = time.monotonic() + KILL_S
+    while (found := _descendants()) and time.monotonic() < deadline:
+        for process in found:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(process, signal.SIGKILL)
+        time.sleep(0.01)
+        _reap_orphans()
+
+
+def _descendants() -> list[int]:
+    """The processes below this one, by ``/proc``. Empty without it."""
+    children: dict[int, list[int]] = {}
+    names = os.listdir("/proc") if os.path.isdir("/proc") else []
+    for name in filter(str.isdecimal, names):
+        with suppress(OSError, IndexError), open(f"/proc/{name}/stat", "rb") as file:
+            # pid (name) state parent ...; the name may contain anything
+            parent = int(file.read().rpartition(b")")[2].split()[1])
+            children.setdefault(parent, []).append(int(name))
+    found: list[int] = []
+    waiting = [os.getpid()]
+    while waiting:
+        below = children.get(waiting.pop(), [])
+        found += below
+        waiting += below
+    return found
 
 
 class _Log(logging.handlers.RotatingFileHandler):

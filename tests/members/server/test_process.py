@@ -17,11 +17,14 @@ import pytest
 from langchain_specfuse.members.server import supervisor
 from langchain_specfuse.members.server.process import ServerProcess, free_port
 
-SERVER = """
+BEGIN = """
 import http.server, os, subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+others = [subprocess.Popen(sleep).pid]
+"""
+SERVE = """
 with open(sys.argv[2] + ".new", "w") as file:
-    print(os.getpid(), child.pid, file=file)
+    print(os.getpid(), *others, file=file)
 os.rename(sys.argv[2] + ".new", sys.argv[2])
 class Health(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
@@ -31,8 +34,26 @@ class Health(http.server.BaseHTTPRequestHandler):
 print("listening", flush=True)
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Health).serve_forever()
 """
-"""A server with a child process, as an engine has. It writes the ids of both into a file."""
-STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + SERVER
+SERVER = BEGIN + SERVE
+"""A server with a child process, as an engine has. It writes the ids of all into a file."""
+SESSIONS = (
+    BEGIN
+    + """
+others.append(subprocess.Popen(sleep, start_new_session=True).pid)
+reader, writer = os.pipe()
+if os.fork() == 0:
+    daemon = subprocess.Popen(sleep, start_new_session=True)
+    os.write(writer, str(daemon.pid).encode())
+    os._exit(0)
+os.wait()
+others.append(int(os.read(reader, 20)))
+"""
+    + SERVE
+)
+"""A server that has, besides, a child with a session of its own, and a daemon, whose parent has
+ended."""
+IGNORE = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+STUBBORN, STUBBORN_SESSIONS = IGNORE + SERVER, IGNORE + SESSIONS
 LONG_S = 30.0
 
 
@@ -185,13 +206,15 @@ ENDS = {
         os.kill(os.getpid(), 9)
     """,
     "os._exit": "os._exit(3)",
+    "SIGTERM": "os.kill(os.getpid(), 15)",
 }
 
 
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS.keys())
 def test_no_end_of_the_parent_leaves_a_server(end: str, pids_file: Path) -> None:
     script = PARENT + textwrap.dedent(end)
-    command = [sys.executable, "-c", script, str(pids_file), SERVER]
+    server = SESSIONS if sys.platform == "linux" else SERVER
+    command = [sys.executable, "-c", script, str(pids_file), server]
     # a group of its own, so that the test can end a fork
     parent = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
     try:
@@ -202,6 +225,97 @@ def test_no_end_of_the_parent_leaves_a_server(end: str, pids_file: Path) -> None
             os.killpg(parent.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
+
+
+on_linux = pytest.mark.skipif(
+    sys.platform != "linux", reason="other systems cannot adopt the children of a process"
+)
+
+
+@on_linux
+def test_processes_with_their_own_session_end_with_the_server(
+    start: Callable[..., ServerProcess], pids_file: Path
+) -> None:
+    process = start(SESSIONS)
+    assert len(set(map(os.getsid, pids(pids_file)))) == 3
+    process.stop()
+    assert are_gone(pids(pids_file))
+
+
+@on_linux
+def test_processes_with_their_own_session_end_when_the_server_dies(
+    start: Callable[..., ServerProcess], pids_file: Path
+) -> None:
+    process = start(SESSIONS)
+    server, *others = pids(pids_file)
+    os.kill(server, signal.SIGKILL)
+    until(lambda: not process.is_alive)
+    assert are_gone(others)
+
+
+@on_linux
+def test_a_process_that_the_server_has_left_becomes_no_zombie(
+    start: Callable[..., ServerProcess], pids_file: Path
+) -> None:
+    process = start(SESSIONS)
+    *_, daemon = pids(pids_file)
+    os.kill(daemon, signal.SIGKILL)
+    until(lambda: not psutil.pid_exists(daemon))
+    assert process.is_alive and process.is_ready()
+
+
+KILLED = [
+    ["parent"],
+    ["supervisor"],
+    ["guard"],
+    ["parent", "supervisor"],
+    ["supervisor", "parent"],
+    ["parent", "guard"],
+    ["guard", "parent"],
+]
+"""Who gets SIGKILL, at once and in this order. The supervisor is the server's parent, and the
+guard is the supervisor's."""
+
+
+@on_linux
+@pytest.mark.parametrize("killed", KILLED, ids=" then ".join)
+def test_no_death_leaves_an_orphan(killed: list[str], pids_file: Path) -> None:
+    check_that_none_is_left(SESSIONS, pids_file, *((name, signal.SIGKILL) for name in killed))
+
+
+@on_linux
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", KILLED, ids=" then ".join)
+def test_no_death_leaves_an_orphan_that_ignores_signals(killed: list[str], pids_file: Path) -> None:
+    signals = [(name, signal.SIGKILL) for name in killed]
+    check_that_none_is_left(STUBBORN_SESSIONS, pids_file, *signals)
+
+
+@on_linux
+@pytest.mark.parametrize("name", ["parent", "supervisor", "guard"])
+def test_no_polite_end_leaves_an_orphan(name: str, pids_file: Path) -> None:
+    check_that_none_is_left(SESSIONS, pids_file, (name, signal.SIGTERM))
+
+
+def check_that_none_is_left(
+    script: str, pids_file: Path, *signals: tuple[str, signal.Signals]
+) -> None:
+    """Start a server from a program of its own, send these signals, and wait for the end of all."""
+    command = [sys.executable, "-c", PARENT + "time.sleep(600)", str(pids_file), script]
+    parent = subprocess.Popen(command, start_new_session=True)
+    server, *others = pids(pids_file)
+    try:
+        above = [process.pid for process in psutil.Process(server).parents()]
+        tree = dict(zip(("supervisor", "guard", "parent"), above, strict=False))
+        assert tree["parent"] == parent.pid
+        for name, number in signals:
+            os.kill(tree[name], number)
+        until(lambda: are_gone([server, *others, tree["supervisor"], tree["guard"]]))
+    finally:
+        parent.kill()
+        parent.wait()
+        for pid in filter(is_running, [server, *others]):
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_ctrl_c_does_not_reach_the_server(
