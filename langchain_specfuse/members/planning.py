@@ -65,7 +65,7 @@ ANSWER_S = 10.0
 """How long ``nvidia-smi`` may take to answer. It may hang if a GPU is lost."""
 TRIES = 10_000
 """At most this many ways to place members are tried."""
-FIELDS = ("index", "uuid", "memory.total", "memory.free", "name")
+FIELDS = ("index", "uuid", "memory.total", "memory.free", "mig.mode.current", "name")
 
 
 @dataclass(frozen=True)
@@ -133,9 +133,29 @@ def gpus() -> list[Gpu]:
         if len(row) != len(FIELDS) or not all(cell.isdigit() for cell in (row[0], *row[2:4])):
             log.warning("nvidia-smi does not report the memory of a GPU: %s", ", ".join(row))
             continue
-        index, uuid, total, free, name = row
+        index, uuid, total, free, mig, name = row
+        if mig == "Enabled":
+            log.warning(
+                "GPU %s (%s) is divided into parts (MIG), and nvidia-smi shows the memory of the "
+                "whole, so no member is planned there",
+                index,
+                name,
+            )
+            continue
         known[uuid] = Gpu(int(index), int(total) << 20, int(free) << 20, name)
-    return _visible(known, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if len({gpu.name for gpu in known.values()}) > 1 and re.match(r"\s*\d", chosen or ""):
+        _warn_of_order()
+    return _visible(known, chosen)
+
+
+def _warn_of_order() -> None:
+    if os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
+        log.warning(
+            "the numbers in $CUDA_VISIBLE_DEVICES are read as those of nvidia-smi, but the GPUs "
+            "differ, and CUDA calls the fastest one 0; set CUDA_DEVICE_ORDER=PCI_BUS_ID, so that "
+            "other programs read them in the same way"
+        )
 
 
 def _visible(known: Mapping[str, Gpu], chosen: str | None) -> list[Gpu]:

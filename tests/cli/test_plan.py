@@ -104,6 +104,18 @@ def test_engine_arguments_change_what_fits(models, plan):
     assert fitting[1] == pytest.approx(2 * fitting[0], rel=0.01)
 
 
+def test_a_cache_of_fewer_bits_holds_more_tokens(models, plan):
+    fitting = []
+    for cache in ("auto", "fp8", "fp8_e5m2"):
+        chosen = given(
+            model=f"vllm:{models[1]}",
+            engine_args={"kv_cache_dtype": cache, "kv_cache_memory_bytes": "1G"},
+        )
+        _, rows, _, _ = plan("--gpus", "24", "--members", chosen)
+        fitting.append(int(rows["gemma"][-1].replace(",", "")))
+    assert fitting[1:] == [pytest.approx(2 * fitting[0], rel=0.01)] * 2
+
+
 @pytest.mark.parametrize("machine", [["--gpus", "24"], []], ids=["on a GPU", "in memory"])
 def test_a_chosen_cache_is_planned(models, plan, machine, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))

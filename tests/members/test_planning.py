@@ -295,9 +295,9 @@ def test_many_unlike_gpus_are_refused_soon():
 # --- the GPUs of a machine ------------------------------------------------------------------------
 
 ANSWER = """\
-0, GPU-aaa1, 81559, 81079, NVIDIA H100 80GB HBM3
-1, GPU-bbb2, 24564, 20000, NVIDIA GeForce RTX 4090
-2, GPU-ccc3, [N/A], [N/A], NVIDIA GB10
+0, GPU-aaa1, 81559, 81079, Disabled, NVIDIA H100 80GB HBM3
+1, GPU-bbb2, 24564, 20000, [N/A], NVIDIA GeForce RTX 4090
+2, GPU-ccc3, [N/A], [N/A], [N/A], NVIDIA GB10
 """
 
 
@@ -311,6 +311,7 @@ def nvidia_smi(tmp_path, monkeypatch):
         program.chmod(program.stat().st_mode | stat.S_IEXEC)
         monkeypatch.setenv("PATH", str(tmp_path))
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
 
     return made
 
@@ -326,6 +327,7 @@ def nvidia_smi(tmp_path, monkeypatch):
         ("GPU-bbb", [1]),
         ("0,9,1", [0]),
         ("0,0", [0]),
+        ("MIG-aaa1", []),
     ],
 )
 def test_gpus_are_those_that_the_process_may_use(visible, indexes, nvidia_smi, monkeypatch):
@@ -337,6 +339,36 @@ def test_gpus_are_those_that_the_process_may_use(visible, indexes, nvidia_smi, m
     if visible is None:
         assert found[0] == Gpu(0, 81559 << 20, 81079 << 20, "NVIDIA H100 80GB HBM3")
         assert found[1].usable_bytes == 20000 << 20
+
+
+def test_a_gpu_in_parts_is_not_planned_as_a_whole(nvidia_smi, caplog):
+    """With MIG, CUDA sees one part of it, and nvidia-smi shows the memory of all."""
+    nvidia_smi(f"print({ANSWER.replace('Disabled', 'Enabled')!r}, end='')")
+    assert [gpu.index for gpu in gpus()] == [1]
+    assert any("GPU 0" in text and "MIG" in text for text in caplog.messages)
+
+
+@pytest.mark.parametrize(
+    ("visible", "order", "is_told"),
+    [
+        ("1", None, True),
+        ("0,1", "FASTEST_FIRST", True),
+        ("1", "PCI_BUS_ID", False),
+        ("GPU-bbb", None, False),
+        ("", None, False),
+        (None, None, False),
+    ],
+)
+def test_numbers_that_cuda_may_read_in_another_order_are_told(
+    visible, order, is_told, nvidia_smi, monkeypatch, caplog
+):
+    """Of unlike GPUs, CUDA calls the fastest one 0, unless it is asked for nvidia-smi's order."""
+    nvidia_smi(f"print({ANSWER!r}, end='')")
+    for name, value in (("CUDA_VISIBLE_DEVICES", visible), ("CUDA_DEVICE_ORDER", order)):
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    gpus()
+    assert any("CUDA_DEVICE_ORDER=PCI_BUS_ID" in text for text in caplog.messages) == is_told
 
 
 @pytest.mark.parametrize("body", ["raise SystemExit(9)", "print('No devices were found')"])

@@ -100,6 +100,9 @@ def _on_gpus(
             "gpu_memory_utilization": round(part, 4),
             "tensor_parallel_size": len(at.gpus),
         }
+        if len({totals[index] for index in at.gpus}) > 1:
+            # A fraction of the smallest GPU might leave no cache.
+            chosen["kv_cache_memory_bytes"] = at.cache_bytes
         variables = {
             "CUDA_VISIBLE_DEVICES": ",".join(map(str, at.gpus)),
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",

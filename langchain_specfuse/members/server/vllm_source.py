@@ -6,7 +6,8 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,8 @@ _BACKENDS = (None, "mp", "uni")
 _SHORT = 3
 """vLLM's one-letter and similar flags have at most so many letters, and no others do."""
 _CACHE = "kv_cache_memory_bytes"
+_BYTE_CACHES = ("fp8", "int8")
+"""How the names of caches begin whose numbers take a byte. Others take as much as the model's."""
 CPU_CACHE = "VLLM_CPU_KVCACHE_SPACE"
 """A variable of vLLM for CPUs: the GiB of the cache, instead of the flag."""
 
@@ -115,7 +118,7 @@ def _as_json(arguments: Mapping[str, Any], memory: float | None) -> str:
             error = UsageError(f"memory= and the engine argument {_CACHE} are both given")
             raise advised(error, "leave one of the two out")
         plain[_CACHE] = _bytes(cache)
-    if any(found_in(plain)):
+    if any(found_in({name: _read(value) for name, value in plain.items()})):
         error = UsageError("engine_args holds a secret, but arguments of processes are public")
         raise advised(error, "put it into a file or an environment variable that vLLM reads")
     try:
@@ -123,6 +126,14 @@ def _as_json(arguments: Mapping[str, Any], memory: float | None) -> str:
     except TypeError as error:
         unread = UsageError(f"engine_args must be plain values, got {masked(arguments)!r:.200}")
         raise advised(unread, f"{error}; for example {{'max_model_len': 8192}}") from None
+
+
+def _read(value: Any) -> Any:
+    """What vLLM reads in an argument, which may be an object as text."""
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        with suppress(ValueError):
+            return json.loads(value)
+    return value
 
 
 def _refuse_reserved(name: str, value: Any) -> None:
@@ -183,10 +194,15 @@ def size_of(source: VllmSource) -> planning.Size:
     chosen = json.loads(source.engine_args)
     dtype = chosen.get("dtype", "auto")
     try:
-        return planning.size_of(source.model, dtype=dtype, quantization=chosen.get("quantization"))
+        size = planning.size_of(source.model, dtype=dtype, quantization=chosen.get("quantization"))
     except FileNotFoundError as error:
         missing = MemberError(f"{source.model} contains no model: {error}", kind="not_found")
         raise advised(missing, "name a hub id, or a folder as save_pretrained writes it") from error
+    if not str(chosen.get("kv_cache_dtype")).startswith(_BYTE_CACHES):
+        return size
+    wide = dtype in ("float32", "float")
+    per_token = size.cache_bytes_per_token // (4 if wide else 2)
+    return replace(size, cache_bytes_per_token=per_token)
 
 
 def is_here(source: VllmSource) -> bool:

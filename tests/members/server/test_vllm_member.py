@@ -488,7 +488,10 @@ def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``nvidia-smi`` of a machine with GPUs of 24 and 16 GiB."""
     program = tmp_path / "bin" / "nvidia-smi"
     program.parent.mkdir()
-    lines = ["0, GPU-a, 24576, 24000, Big", "1, GPU-b, 16384, 16000, Small"]
+    lines = [
+        "0, GPU-a, 24576, 24000, Disabled, Big",
+        "1, GPU-b, 16384, 16000, Disabled, Small",
+    ]
     asked = f"date +%s.%N >> {tmp_path}/asked\n"
     program.write_text("#!/bin/sh\n" + asked + "\n".join(f'echo "{line}"' for line in lines) + "\n")
     program.chmod(0o755)
@@ -523,6 +526,18 @@ def test_members_share_gpus_as_planned_and_start_one_after_another_on_each(
     # a and b wait for each other; c does not wait
     assert abs(a["began"] - b["began"]) >= LOADS_S
     assert min(abs(c["began"] - a["began"]), abs(c["began"] - b["began"])) < LOADS_S
+
+
+def test_a_model_on_unlike_gpus_has_a_cache_of_a_fixed_size(
+    folder: str, starts: Starts, two_gpus: None
+) -> None:
+    """vLLM takes the same fraction of both, which may leave no cache on the smaller one."""
+    member = VllmMember(folder, gpu=[0, 1], memory=8e9)
+    member.probe()
+    (start,) = starts()
+    assert float(start["gpu_memory_utilization"]) * (24 << 30) == pytest.approx(8e9, rel=0.01)
+    assert 5e9 < start["kv_cache_memory_bytes"] < 8e9
+    member.unload()
 
 
 def test_a_chosen_cache_is_part_of_the_plan_of_a_gpu(
@@ -636,6 +651,7 @@ def test_no_room_on_the_gpus_is_an_error_before_anything_starts(
         ({"engine_args": {"port": 8000}}, "'port', which the member sets itself"),
         ({"engine_args": {"--hf-token": "hf_x"}}, "arguments of processes are public"),
         ({"engine_args": {"hf_overrides": {"api_key": "x1y2z3"}}}, "holds a secret"),
+        ({"engine_args": {"hf_overrides": '{"api_key": "x1y2z3"}'}}, "holds a secret"),
         ({"engine_args": {"otlp_traces_endpoint": "http://me:pass@host"}}, "holds a secret"),
         ({"engine_args": {"uds": "/tmp/socket"}}, "'uds', which the member sets itself"),
         ({"engine_args": {"gpu-memory-utilization": 0.5}}, "which the member sets itself"),
