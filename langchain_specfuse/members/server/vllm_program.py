@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -79,12 +80,24 @@ def path_of(adapter: str) -> str:
 
 
 def _rank_of(adapter: str) -> int:
-    """The rank of an adapter; of one on the hub, a usual one."""
-    path = Path(adapter).expanduser() / "adapter_config.json"
+    """The rank of an adapter; of one that is not on this disk, a usual one."""
     try:
-        return int(json.loads(path.read_text("utf-8"))["r"])
+        return int(json.loads(_config_of(adapter).read_text("utf-8"))["r"])
     except (OSError, ValueError, TypeError, KeyError):  # loading it says what is wrong
         return 64
+
+
+def _config_of(adapter: str) -> Path:
+    """The configuration of an adapter in a folder or in the hub's cache."""
+    path = Path(adapter).expanduser() / "adapter_config.json"
+    if not path.exists():
+        with suppress(ImportError, ValueError):  # without the library, or not a hub id
+            from huggingface_hub import try_to_load_from_cache
+
+            cached = try_to_load_from_cache(adapter, path.name)
+            if isinstance(cached, str):
+                return Path(cached)
+    return path
 
 
 # --- the environment of vLLM ----------------------------------------------------------------------

@@ -383,7 +383,8 @@ class VllmServer:
                 )
                 advice = (
                     "name a folder or hub id with an adapter of this base. Space is reserved at "
-                    "the start: if it is too small, unload() the base's other members first"
+                    "the start: if it is too small, unload() the base's other members first, or "
+                    "choose it: engine_args={'max_lora_rank': 128} of all members of the base"
                 )
                 raise advised(refused, advice)
             self._adapters.add(adapter)

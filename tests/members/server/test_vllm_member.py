@@ -231,6 +231,26 @@ def test_an_adapter_with_a_damaged_config_does_not_keep_the_base_from_starting(
     broken.unload()
 
 
+def test_space_is_reserved_for_an_adapter_in_the_cache_of_the_hub(
+    folder: str, starts: Starts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    snapshot = tmp_path / "models--org--law" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "adapter_config.json").write_text('{"r": 100}')
+    (tmp_path / "models--org--law" / "refs").mkdir()
+    (tmp_path / "models--org--law" / "refs" / "main").write_text("abc")
+    base, adapted = VllmMember(folder), VllmMember(folder, adapter="org/law")
+    adapted.start_loading()
+    base.probe()
+    assert starts()[0]["max_lora_rank"] == "128"
+    with pytest.raises(MemberError, match="cannot load the adapter") as caught:
+        adapted.probe()  # the server behind it has no hub
+    assert any("'max_lora_rank'" in note for note in caught.value.__notes__)
+    base.unload()
+    adapted.unload()
+
+
 def test_a_model_that_does_not_exist_harms_no_member_that_starts_with_it(
     folder: str, starts: Starts
 ) -> None:
