@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -97,7 +98,7 @@ def _on_gpus(
         )
         part = at.memory_bytes / max(totals[index] for index in at.gpus)
         chosen = {
-            "gpu_memory_utilization": round(part, 4),
+            "gpu_memory_utilization": _rounded_down(part),
             "tensor_parallel_size": len(at.gpus),
         }
         if len({totals[index] for index in at.gpus}) > 1:
@@ -111,6 +112,16 @@ def _on_gpus(
         python = servers[server][0]
         places[server] = Place(python, tuple(flags(chosen)), tuple(variables.items()), at.gpus)
     return places
+
+
+def _rounded_down(part: float) -> float:
+    """A part of a GPU in four digits. vLLM refuses a part that is larger than what is free. What
+    floating point has taken from a part that the user chose is given back.
+
+    >>> _rounded_down(0.46749), _rounded_down(0.29999999999)
+    (0.4674, 0.3)
+    """
+    return math.floor(part * 10_000 + 0.001) / 10_000
 
 
 def _labels(servers: Sequence[VllmServer]) -> dict[str, VllmServer]:

@@ -506,12 +506,18 @@ def test_an_environment_without_vllm_is_an_error_that_says_what_to_install(
 @pytest.fixture
 def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``nvidia-smi`` of a machine with GPUs of 24 and 16 GiB."""
-    program = tmp_path / "bin" / "nvidia-smi"
-    program.parent.mkdir()
-    lines = [
+    show_gpus(
+        tmp_path,
+        monkeypatch,
         "0, GPU-a, 24576, 24000, Disabled, Big",
         "1, GPU-b, 16384, 16000, Disabled, Small",
-    ]
+    )
+
+
+def show_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
+    """Make an ``nvidia-smi`` that prints these lines."""
+    program = tmp_path / "bin" / "nvidia-smi"
+    program.parent.mkdir()
     asked = f"date +%s.%N >> {tmp_path}/asked\n"
     program.write_text("#!/bin/sh\n" + asked + "\n".join(f'echo "{line}"' for line in lines) + "\n")
     program.chmod(0o755)
@@ -557,6 +563,19 @@ def test_a_model_on_unlike_gpus_has_a_cache_of_a_fixed_size(
     (start,) = starts()
     assert float(start["gpu_memory_utilization"]) * (24 << 30) == pytest.approx(8e9, rel=0.01)
     assert 5e9 < start["kv_cache_memory_bytes"] < 8e9
+    member.unload()
+
+
+def test_a_member_on_a_gpu_that_is_half_full_asks_for_no_more_than_is_free(
+    folder: str, starts: Starts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM counts after it has created its context, and refuses to start for a byte too few."""
+    free = 12_001
+    show_gpus(tmp_path, monkeypatch, f"0, GPU-a, 24576, {free}, Disabled, Big")
+    member = VllmMember(folder)
+    member.probe()
+    part = float(starts()[0]["gpu_memory_utilization"])
+    assert (free - 512 - 10) < part * 24_576 <= free - 512
     member.unload()
 
 
