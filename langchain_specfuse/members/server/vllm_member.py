@@ -39,6 +39,15 @@ NOWHERE = "http://127.0.0.1"
 _SERVER = ("_number", "_server", "_on_deletion")
 """Attributes that belong to the running server and are not copied."""
 _NUMBERS = itertools.count()
+_TOKENIZING = (
+    "chat_template",
+    "default_chat_template_kwargs",
+    "revision",
+    "tokenizer",
+    "tokenizer_mode",
+    "tokenizer_revision",
+)
+"""Arguments of vLLM with which the model's own tokenizer may read and render other texts."""
 _ELSEWHERE = {
     "device": "gpu=0 names a GPU; without it, the members are placed by their sizes",
     "tensor_parallel_size": "tensor_parallel=2",
@@ -267,6 +276,10 @@ class VllmMember(ServerMember):
     def _read_tokenizer(self) -> None:
         """Tokenize in this process if possible: then a draft takes one request."""
         if self.tokenizer is not None or importlib.util.find_spec("transformers") is None:
+            return
+        own = [name for name in _TOKENIZING if name in json.loads(self._source.engine_args)]
+        if own:
+            log.info("%s: the server tokenizes (engine_args has %s)", self.name, ", ".join(own))
             return
         try:
             local_tokenizer(self._source.model)

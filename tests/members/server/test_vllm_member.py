@@ -179,6 +179,21 @@ def test_an_adapter_that_comes_later_is_loaded_by_the_running_server(
         member.unload()
 
 
+def test_a_template_of_the_server_is_not_passed_over(
+    folder: str, starts: Starts, models: dict[str, FakeServer]
+) -> None:
+    """A tokenizer in this process would render the prompts with the model's own template."""
+    rendered = []
+    for engine_args in ({}, {"chat_template": INST_END}):
+        earlier = len(models[folder].asked)
+        member = VllmMember(folder, engine_args=engine_args)
+        assert isinstance(tiny.reply_of(member, job()), Draft)
+        asked = models[folder].asked[earlier:]
+        rendered.append(any(path == "/tokenize" and "messages" in body for path, body in asked))
+        member.unload()
+    assert rendered == [False, True]
+
+
 def test_members_of_one_model_share_the_trial_of_their_server(
     folder: str, tmp_path: Path, starts: Starts, models: dict[str, FakeServer]
 ) -> None:

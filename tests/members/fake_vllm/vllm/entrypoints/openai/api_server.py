@@ -36,6 +36,7 @@ def main() -> None:
     for flag in ("gpu-memory-utilization", "max-model-len", "max-loras", "max-lora-rank", "seed"):
         parser.add_argument(f"--{flag}")
     parser.add_argument("--download-dir")
+    parser.add_argument("--chat-template")
     for flag in ("kv-cache-memory-bytes", "block-size", "tensor-parallel-size"):
         parser.add_argument(f"--{flag}", type=int)
     for flag in ("disable-uvicorn-access-log", "enable-prompt-tokens-details", "enforce-eager"):
