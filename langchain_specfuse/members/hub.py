@@ -265,9 +265,15 @@ def downloads(repository: str) -> Path:
 
 def is_cached(model: str) -> bool:
     """Whether the hub's cache has the config of this model."""
+    return cached_file(model, "config.json") is not None
+
+
+def cached_file(repository: str, name: str) -> Path | None:
+    """A file of this repository in the hub's cache."""
     from huggingface_hub import try_to_load_from_cache
 
-    return isinstance(try_to_load_from_cache(model, "config.json"), str)
+    path = try_to_load_from_cache(repository, name)
+    return Path(path) if isinstance(path, str) else None
 
 
 def _snapshot(repository: str) -> Path | None:

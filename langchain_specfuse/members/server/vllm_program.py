@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import UsageError, advised
+from .. import hub
 from ..threads import SHOWN, shown
 
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
@@ -92,11 +93,7 @@ def _config_of(adapter: str) -> Path:
     path = Path(adapter).expanduser() / "adapter_config.json"
     if not path.exists():
         with suppress(ImportError, ValueError):  # without the library, or not a hub id
-            from huggingface_hub import try_to_load_from_cache
-
-            cached = try_to_load_from_cache(adapter, path.name)
-            if isinstance(cached, str):
-                return Path(cached)
+            return hub.cached_file(adapter, path.name) or path
     return path
 
 
