@@ -106,6 +106,7 @@ def test_a_stopped_server_leaves_no_process_and_no_log(
 ) -> None:
     process = start()
     assert process.is_alive and process.is_ready()
+    until(lambda: bool(process.log_lines()))  # another process writes them
     assert process.log_lines()[0] == "listening"
     process.stop()
     assert not process.is_alive and not process.is_ready()
