@@ -262,7 +262,9 @@ def _cells(row: _Row, at: Placement | None) -> tuple[str, ...]:
 def _remarks(rows: Sequence[_Row]) -> list[str]:
     """Remarks on the numbers of the table."""
     remarks = [
-        one_line(f"{row.name} is {row.size.file}") for row in rows if row.size and row.size.file
+        one_line(f"{row.name} means the file {row.size.file}")
+        for row in rows
+        if row.size and row.size.file
     ]
     if any(row.size and row.size.is_estimate for row in rows):
         remarks.append("~ estimated, because no file states it")

@@ -78,12 +78,13 @@ class Member(Protocol):
     member without the attribute may take a second more for each token beyond the first 30 of a
     batch.
 
-    A member that waits for several jobs at the same time, for example on a server, may have a
-    method ``begin(work, job, deliver)``, which is called in place of ``draft`` and ``score``
-    (``work`` names one of them). It returns at once, and later calls ``deliver`` once with the
-    reply, from any thread, so that a job that hangs keeps no other waiting. Such a member limits
-    each job itself (``DraftJob.silence_s`` and ``timeout_s``, with ``core.silence``), and
-    ``forget`` may be called while it works on a job of the query.
+    A member that works on several jobs at the same time, for example on a server, may have a method
+    ``begin(work, job, deliver)``, so that a job that hangs does not delay the others. The worker
+    calls it instead of ``draft`` and ``score``; ``work`` is the name of the method that it
+    replaces. ``begin`` returns immediately. Later, from any thread, the member calls ``deliver``
+    once with the reply. The member must end late jobs itself, by ``DraftJob.silence_s`` and
+    ``timeout_s`` (``core.silence`` helps). ``forget`` may be called while a job of the same query
+    is under way.
     """
 
     @property

@@ -256,7 +256,8 @@ class Worker:
         self._begun: dict[int, set[QueuedJob]] = {}
         """The jobs under way of members that work on each by itself, by the member's id."""
         self._held: dict[int, list[QueuedJob]] = {}
-        """Their calls that wait until no job is under way, and all that came later."""
+        """Work that waits until such a member has no job under way: its calls, and what came after
+        them."""
         self._closed = False
 
     def put(self, *jobs: QueuedJob) -> None:
@@ -581,8 +582,8 @@ def _timer(after_s: float | None, act: Callable[..., None], *args: Any) -> threa
 
 
 def works_apart(member: Any) -> bool:
-    """Whether a member has a method ``begin`` for single jobs. If a subclass overrides ``draft`` or
-    ``score`` alone, these are called."""
+    """Whether jobs go to the member's ``begin``. They do not if a subclass overrides ``draft`` or
+    ``score`` and not ``begin``."""
     for kind in type(member).__mro__:
         if "begin" in vars(kind):
             return True

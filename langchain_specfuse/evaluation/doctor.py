@@ -62,8 +62,9 @@ class Diagnosis:
     def __repr__(self) -> str:
         members = len({finding.member for finding in self.findings})
         return (
-            f"<diagnosis of {amount(members, 'member')}: {self.verdict}. What to do is in .advice, "
-            "what was measured in .findings, .report, .results and .calibration>"
+            f"<diagnosis of {amount(members, 'member')}: the verdict is {self.verdict!r}; "
+            ".advice says what to do, and .findings, .report, .results and .calibration have the "
+            "details>"
         )
 
     def as_dict(self) -> dict[str, Any]:

@@ -186,13 +186,13 @@ def gguf_metadata(file: BinaryIO) -> dict[str, Any]:
 
 
 def gguf_items(file: BinaryIO) -> Iterator[tuple[str, Any]]:
-    """The same, one after the other. A file that is cut off raises ``struct.error`` there, and one
-    with numbers that no model has ``ValueError``."""
+    """The same, one after the other. Raises ``struct.error`` where a file is cut off, and
+    ``ValueError`` if the header has sizes that no model has."""
     left = iter(range(_ENTRIES))
 
     def count_entry() -> None:
         if next(left, None) is None:
-            raise ValueError(f"its header has more than {_ENTRIES:,} entries")
+            raise ValueError(f"its header has more than {_ENTRIES:,} entries and list items")
 
     def number(kind: str) -> Any:
         return struct.unpack(f"<{kind}", file.read(struct.calcsize(kind)))[0]
@@ -200,7 +200,9 @@ def gguf_items(file: BinaryIO) -> Iterator[tuple[str, Any]]:
     def text() -> str:
         length = number("Q")
         if length > _TEXT_BYTES:
-            raise ValueError(f"its header has a text of {length:,} bytes")
+            raise ValueError(
+                f"its header has a text of {length:,} bytes; the limit is {_TEXT_BYTES:,}"
+            )
         return file.read(length).decode("utf-8", "replace")
 
     def value(kind: int) -> Any:

@@ -11,7 +11,8 @@ are done here:
   next attempt resumes the download, and the whole file must have the SHA-256 that the hub lists.
 - huggingface_hub 2 names a file in its cache by whatever ETag and commit a server sends, and reads
   answers of any length. Here names that lead out of the cache are refused, and lists and files are
-  bounded. It still reads the body of an error during a download, and waits as long as that says.
+  bounded. During a download, huggingface_hub still reads the whole body of an error, and waits as
+  long as its Retry-After says.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class Choice:
 
     @property
     def path(self) -> Path | None:
-        """The first one in the cache; None if any is missing there."""
+        """The first file, if all files are in the cache; else None."""
         places = [_place(self.repository, self.commit, file) for file in self.files]
         return places[0] if all(place.is_file() for place in places) else None
 
@@ -344,8 +345,8 @@ def described(name: str, size: int) -> Described:
 
 
 def _chosen(name: str, *, timeout_s: float | None = None) -> Choice:
-    """The files that a name means now. All who read a file by its name ask here. If it fails, they
-    take the file of ``_without_hub``."""
+    """The files that a name means now. Loading and planning both call this, so
+    they mean the same file. If it fails, both use ``_without_hub``."""
     hub = parsed(name)
     listing = _listing(hub.repository, timeout_s=timeout_s)
     return Choice(hub.repository, listing.commit, _named(listing, hub))
@@ -362,7 +363,7 @@ def _without_hub(name: str, error: Exception, sha256: str | None) -> Path:
     level = logging.INFO if wanted else logging.WARNING
     log.log(
         level,
-        "%s: using the cached file %s, because the hub sent none: %s",
+        "%s: using the cached file %s, because the hub gave no usable answer: %s",
         name,
         path.name,
         shown(error),
@@ -408,7 +409,7 @@ def _listing(
         problem = f"sends no list of files of {repository} ({shown(error)})"
         raise _strange(problem) from error
     if not _is_hash(commit):
-        raise _strange(f"names the commit {_cut(commit)} of {repository}, which is no commit")
+        raise _strange(f"lists {repository} at {_cut(commit)}, which cannot be a commit")
     return Listing(commit, {file.name: file for file in files})
 
 
@@ -459,7 +460,9 @@ def _strange(problem: str) -> MemberError:
     from huggingface_hub import constants
 
     error = MemberError(f"the hub {constants.ENDPOINT} {problem}")
-    return advised(error, "name another hub: HF_ENDPOINT; without it, https://huggingface.co")
+    return advised(
+        error, "set HF_ENDPOINT to another hub, or unset it to use https://huggingface.co"
+    )
 
 
 def _asked(
@@ -494,7 +497,9 @@ def _asked(
             if len(content) >= most:  # all of the file, from a mirror without ranges
                 break
             if time.monotonic() > end:
-                raise TimeoutError(f"{address} sent {len(content):,} bytes in {LONGEST_S:g} s")
+                raise TimeoutError(
+                    f"{address} is too slow: {len(content):,} bytes in {LONGEST_S:g} s"
+                )
     return bytes(content)
 
 
@@ -567,7 +572,9 @@ def _described(choice: Choice, file: HubFile) -> HubFile:
     if file.sha256:
         return replace(file, size=size)
     if not _is_hash(asked.etag):
-        raise _strange(f"sends the ETag {_cut(asked.etag)} for {file.name}, which is no hash")
+        raise _strange(
+            f"sends {_cut(asked.etag)} as the ETag of {file.name}, which cannot name a file"
+        )
     etag = str(asked.etag)
     sha256 = etag.lower() if _SHA256.fullmatch(etag.lower()) else None
     return replace(file, size=size, sha256=sha256, etag=etag)
@@ -693,10 +700,12 @@ def _download_large(url: str, file: HubFile, path: Path) -> None:
     metadata = get_hf_file_metadata(url, timeout=constants.HF_HUB_ETAG_TIMEOUT)
     source = metadata.xet_file_data
     if source is None:
-        raise _strange(f"does not send {file.name}, which has more than 50 GB, by Xet")
+        raise _strange(f"does not offer {file.name} over Xet, its protocol for files above 50 GB")
     route = urljoin(constants.ENDPOINT, source.refresh_route)
     if _origin(route) != _origin(constants.ENDPOINT):  # it would get the token
-        raise _strange(f"sends to another host for {file.name}: {_cut(route)}")
+        raise _strange(
+            f"names another host for {file.name}, which would get your token: {_cut(route)}"
+        )
     xet_get(
         incomplete_path=path,
         xet_file_data=replace(source, refresh_route=route),

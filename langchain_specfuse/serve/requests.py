@@ -224,10 +224,13 @@ def _refuse_many(sent: dict[str, Any]) -> None:
             continue
         count = _parts_in(value) if name == "messages" else len(value)
         if count > MAX_PARTS:
-            what = ", with their parts and tool calls" if name == "messages" else ""
+            what, advice = "items", "send fewer items"
+            if name == "messages":
+                what = "messages, parts and tool calls together"
+                advice = "shorten the conversation"
             raise invalid(
-                f"{name}: {count} items{what}; the limit is {MAX_PARTS}",
-                "send fewer",
+                f"{name}: {count:,} {what}; the limit is {MAX_PARTS:,}",
+                advice,
                 param=name,
                 code="too_many_items",
             )

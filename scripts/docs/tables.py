@@ -505,12 +505,12 @@ def _price(results: Mapping[str, Result]) -> str:
     checked = rules["checked"]
     short = checked["kept"] - checked["good"]
     price = (
-        f"On rules, the first checked text came after {timed['checked']['first text']:.1f} s; a "
-        f"whole answer that was asked again until it passed took {timed['retries']['seconds']:.1f} "
-        f"s (means of {timed['checked']['questions']} questions, two idle cores). "
-        f"The price: {short} of the {checked['questions']} checked answers have less than 0.7 "
-        f"times as many words as the model's own. If those count as failures, {checked['good']} "
-        f"obey ({checked['good'] / checked['questions']:.0%}; we had aimed at 95%). "
+        f"On rules, the first checked text came after {timed['checked']['first text']:.1f} s; "
+        f"asking again until a whole answer passed took {timed['retries']['seconds']:.1f} s "
+        f"(means of {timed['checked']['questions']} questions, two idle cores). "
+        f"The price: {short} of the {checked['questions']} checked answers are more than 30% "
+        f"shorter (in words) than the model's own. If those count as failures, {checked['good']} "
+        f"answers remain ({checked['good'] / checked['questions']:.0%}; we had aimed at 95%). "
         f"In code, asking again does as well ({_asked_again_in_code(results)}), and "
         f"{code['failed']} of the {code['questions']} checked answers are an error instead of a "
         "program, because no sample passed the visible test."
@@ -524,7 +524,7 @@ def _asked_again_in_code(results: Mapping[str, Result]) -> str:
     against = again["against checked"]
     checked = again["good"] - against["won"] + against["lost"]
     return (
-        f"{again['good']} of the first {again['questions']} problems are right, with checks "
+        f"of the first {again['questions']} problems, it solves {again['good']}, and checks solve "
         f"{checked}"
     )
 
@@ -552,9 +552,10 @@ def takeover(results: Result) -> str:
     hosted = results["hosted"]
     return _joined(
         f"With {results['reserve']} in reserve, the next text comes {seconds['short']:.1f} s after "
-        f"the lead has died, or {seconds['long']:.1f} s in a conversation of {tokens} tokens,\n"
-        "which it has to read first. With a hosted reserve (simulated) it takes "
-        f"{hosted['first_s']:.1f} s the first time, then {hosted['later_s']:.1f} s.",
+        f"the lead has died.\nIn a conversation of {tokens} tokens, which the reserve must read "
+        f"first, it comes after {seconds['long']:.1f} s. With a simulated\nhosted reserve, the "
+        f"first takeover takes {hosted['first_s']:.1f} s, and later ones {hosted['later_s']:.1f} "
+        "s.",
         source("benchmarks/failover", results["about"]),
     )
 

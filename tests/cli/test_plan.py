@@ -186,7 +186,7 @@ def test_the_file_is_named_that_a_name_on_the_hub_means(
         code, rows, out, _ = plan("--members", "hf:org/t-GGUF")
     assert code == FINE and len(rows["t"]) == 6
     file = "t-Q4_K_M.gguf" if is_reached else "t-Q8_0.gguf"
-    assert f"t is {file}" in out
+    assert f"t means the file {file}" in out
     assert ("using the cached file t-Q8_0.gguf" in caplog.text) == (not is_reached)
 
 
