@@ -85,6 +85,9 @@ class Member(Protocol):
     once with the reply. The member must end late jobs itself, by ``DraftJob.silence_s`` and
     ``timeout_s`` (``core.silence`` helps). ``forget`` may be called while a job of the same query
     is under way.
+
+    It may also have an attribute ``is_away: bool``: it cannot work for now, for example because its
+    server is starting again. Answers that begin meanwhile go on without it, if others can write.
     """
 
     @property

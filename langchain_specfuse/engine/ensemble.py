@@ -125,7 +125,8 @@ class Ensemble:
         """Whether others take the place of this member because it has failed lately. Wrong settings
         are an error instead."""
         is_wrong = name in self._failed and not self._is_unreached(name)
-        return self.breaker.is_paused(name) and not is_wrong
+        is_paused = self.breaker.is_paused(name) or _is_away(self.members[name])
+        return is_paused and not is_wrong
 
     def _needed(self, settings: Settings | None) -> list[str]:
         """The members that must be loaded before an answer with these settings begins."""
@@ -320,8 +321,15 @@ class Ensemble:
         self._refuse_blind([name for name in self.members if name in self.drafting], kinds)
         # A verifier that cannot read all of the conversation has no vote, because it would prefer
         # the draft that sounds more likely without it.
-        panelists = [self._panelist(name) for name in self.members if self._reads(name, kinds)]
-        return Panel.of(panelists, settings.prior, self.lead(settings))
+        present = self._present()
+        panelists = [self._panelist(name) for name in present if self._reads(name, kinds)]
+        lead = self.lead(settings)
+        return Panel.of(panelists, settings.prior, lead if lead in present else None)
+
+    def _present(self) -> list[str]:
+        """The members that can work now; all if none of these could write."""
+        present = [name for name in self.members if not _is_away(self.members[name])]
+        return present if self.drafting.intersection(present) else list(self.members)
 
     def _panelist(self, name: str) -> Panelist:
         probe = self._probes[name]
@@ -470,6 +478,14 @@ def _as_failure(name: str, error: BaseException) -> BaseException:
     for note in getattr(error, "__notes__", ()):
         failure.add_note(note)
     return advised(failure, "the error is the member's own; try it alone: members=[...]")
+
+
+def _is_away(member: Member) -> bool:
+    """Whether the member says that it cannot work for now."""
+    try:
+        return bool(getattr(member, "is_away", False))
+    except Exception:  # a member may raise anything
+        return False
 
 
 def _probe_of(member: Member) -> Probe:

@@ -36,7 +36,7 @@ log = logging.getLogger("langchain_specfuse")
 
 NOWHERE = "http://127.0.0.1"
 """The address of a server that does not run."""
-_SERVER = ("_number", "_server", "_on_deletion")
+_SERVER = ("_number", "_server", "_on_deletion", "_start")
 """Attributes that belong to the running server and are not copied."""
 _NUMBERS = itertools.count()
 _TOKENIZING = (
@@ -158,6 +158,8 @@ class VllmMember(ServerMember):
         super()._start_unconnected()
         self._number = next(_NUMBERS)
         self._server: VllmServer | None = None
+        self._start = 0
+        """The number of the server's start with which it is connected."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything except the server: a copy in another process starts its own, and one in this
@@ -179,6 +181,11 @@ class VllmMember(ServerMember):
         if server is not None and server.is_starting:
             return time.monotonic()  # its process is watched
         return super().last_sign
+
+    @property
+    def is_away(self) -> bool:
+        """As in :class:`.Member`: its server has died and is starting again."""
+        return self._server is not None and self._server.is_away
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -231,7 +238,10 @@ class VllmMember(ServerMember):
             raise
 
     def _is_lost(self) -> bool:
-        return self._server is None or not self._server.is_alive or super()._is_lost()
+        server = self._server
+        if server is None or not server.is_alive or server.starts != self._start:
+            return True
+        return super()._is_lost()
 
     def _try_out(self, session: TokenSession) -> None:
         """Members with the same model on the same server share one trial, unless it failed. An
@@ -260,7 +270,9 @@ class VllmMember(ServerMember):
     def _address(self, meanwhile: Callable[[], None]) -> Address:
         """The address of the running server. ``meanwhile`` is called as soon as it starts."""
         try:
-            address = self._own_server().ready(self.adapter, meanwhile)
+            server = self._own_server()
+            address = server.ready(self.adapter, meanwhile)
+            self._start = server.starts
         except MemberError as error:  # members of one server share it
             own = copy(error)
             own.member = self.name

@@ -127,6 +127,8 @@ class VllmServer:
         self._starting: Future[None] | None = None
         """Its last start."""
         self._restarted_at: float | None = None
+        self.starts = 0
+        """How often its process was started."""
         self._adapters: set[str] = set()
         """The adapters that the server has loaded."""
         self._loading = threading.Lock()
@@ -176,6 +178,12 @@ class VllmServer:
         if adapter is not None:
             self._load_adapter(adapter)
         return address
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the server has died and is starting again, which this begins if necessary."""
+        self.revive()
+        return self._restarted_at is not None and self.is_starting
 
     def revive(self) -> None:
         """Start the server again if it has died, and do not wait."""
@@ -256,6 +264,7 @@ class VllmServer:
                 self._key = secrets.token_urlsafe(32)
                 remember({"api_key": self._key})
                 port = free_port()
+                self.starts += 1
                 process = self._process = ServerProcess(
                     self.name,
                     port,

@@ -305,8 +305,9 @@ def test_a_server_that_dies_in_an_answer_is_back_for_the_next_one(
             os.kill(starts()[0]["pids"][0], signal.SIGKILL)
     first = functools.reduce(operator.add, pieces)
     assert [exit["member"] for exit in first.response_metadata["specfuse"]["exits"]] == ["served"]
+    until(lambda: not served.is_away)
     second = llm.invoke(QUESTION).response_metadata["specfuse"]
-    assert second["exits"] == []
+    assert second["exits"] == [] and "served" in second["weights"]
     assert len(starts()) == 2
     # a second death within minutes is an error that shows why
     os.kill(starts()[1]["pids"][0], signal.SIGKILL)
@@ -317,6 +318,50 @@ def test_a_server_that_dies_in_an_answer_is_back_for_the_next_one(
         reasons += [exit["reason"] for exit in about["exits"]]
     assert "died again" in reasons[-1]
     assert len(starts()) == 2
+    served.unload()
+
+
+@pytest.mark.parametrize("lead", ["served", None], ids=["lead", "vote"])
+def test_answers_do_not_wait_for_a_server_that_starts_again(
+    folder: str, starts: Starts, monkeypatch: pytest.MonkeyPatch, lead: str | None
+) -> None:
+    here = tiny.member("llama", 1, name="here")
+    served = VllmMember(folder, name="served")
+    llm = SpecFuseChatModel(members=[served, here], lead=lead, max_tokens=12, **SHORT)
+    llm.invoke(QUESTION)
+    monkeypatch.setenv("FAKE_VLLM_LOADS_S", "60")
+    os.kill(starts()[0]["pids"][0], signal.SIGKILL)
+    until(lambda: served.is_away)
+    about = llm.invoke(QUESTION).response_metadata["specfuse"]
+    assert served.is_away, "the answer did not wait"
+    assert list(about["weights"]) == ["here"] and about["exits"] == []
+    until(lambda: len(starts()) == 2)
+    served.unload()
+
+
+@pytest.mark.parametrize("lead", ["served", None], ids=["lead", "vote"])
+def test_a_member_is_asked_again_when_its_server_is_back(
+    folder: str, starts: Starts, lead: str | None
+) -> None:
+    here = tiny.member("llama", 1, name="here")
+    served = VllmMember(folder, name="served")
+    llm = SpecFuseChatModel(members=[served, here], lead=lead, max_tokens=12, **SHORT)
+    llm.invoke(QUESTION)
+    os.kill(starts()[0]["pids"][0], signal.SIGKILL)
+    until(lambda: served.is_away)
+    until(lambda: not served.is_away)
+    about = llm.invoke(QUESTION).response_metadata["specfuse"]
+    assert "served" in about["weights"] and about["exits"] == []
+    served.unload()
+
+
+def test_a_lone_member_waits_for_its_server(folder: str, starts: Starts) -> None:
+    served = VllmMember(folder, name="served")
+    llm = SpecFuseChatModel(members=[served], max_tokens=12, **SHORT)
+    text = llm.invoke(QUESTION).text
+    os.kill(starts()[0]["pids"][0], signal.SIGKILL)
+    until(lambda: served.is_away)
+    assert llm.invoke(QUESTION).text == text
     served.unload()
 
 
