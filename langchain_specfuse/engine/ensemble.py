@@ -323,8 +323,8 @@ class Ensemble:
         # the draft that sounds more likely without it.
         present = self._present()
         panelists = [self._panelist(name) for name in present if self._reads(name, kinds)]
-        lead = self.lead(settings)
-        return Panel.of(panelists, settings.prior, lead if lead in present else None)
+        leader = self.lead(settings)
+        return Panel.of(panelists, settings.prior, leader if leader in present else None)
 
     def _present(self) -> list[str]:
         """The members that can work now; all if none of these could write."""

@@ -385,6 +385,8 @@ class Worker:
         still_open = self._end(batch)
         if still_open:
             self._hand_out([pair for pair in pairs if pair[0] in still_open], seconds)
+        if batch[0].work == "forget":
+            self._release_held(id(batch[0].executor))
 
     def _end(self, batch: list[QueuedJob]) -> list[QueuedJob]:
         """Note that the batch is no longer under way, and return its jobs that still wait for their
@@ -453,26 +455,36 @@ class Worker:
             under_way.remove(queued)
             if not under_way:
                 del self._begun[executor]
-                self._queue.put_first(self._held.pop(executor, []))
-                self._wake()
         try:
             reply = with_cost(queued, _checked(queued, reply), began, time.perf_counter() - since)
         except BaseException as error:  # a member may return anything
             reply = Failure.of(emptied(error))
         _deliver([(queued, reply)])
+        self._release_held(executor)
 
     def _waits_for_begun(self, batch: list[QueuedJob]) -> bool:
         """Whether the batch has to wait for jobs that its member has begun: a call does, and so
         does all that comes after it."""
-        executor = id(batch[0].executor)
+        executor, work = id(batch[0].executor), batch[0].work
         with self._lock:
-            if executor not in self._begun:
+            if work == "forget" or not self._is_needed(executor):
                 return False
-            if batch[0].work != "call" and executor not in self._held:
+            if work != "call" and executor not in self._held:
                 return False
             self._held.setdefault(executor, []).extend(batch)
             self._running = None
             return True
+
+    def _is_needed(self, executor: int) -> bool:
+        """Whether anybody waits for a job that this member has begun."""
+        return any(queued.is_needed() for queued in self._begun.get(executor, ()))
+
+    def _release_held(self, executor: int) -> None:
+        """Queue the work that waits for this member, unless a job is still needed."""
+        with self._lock:
+            if executor in self._held and not self._is_needed(executor):
+                self._queue.put_first(self._held.pop(executor))
+                self._wake()
 
     # - members that exceed a limit
 

@@ -64,6 +64,7 @@ class ConcurrentMember(ABC):
 
     def begin(self, work: Work, job: Job, deliver: Callable[[Any], None]) -> None:
         """As in :class:`.Member`."""
+        self._calls.max_concurrency = self.max_concurrency
         self._calls.begin(job, partial(self._answer, work), deliver, self._forget)
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[Any]:
@@ -189,6 +190,13 @@ class _Call:
             return late(self.job.timeout_s)
         return None
 
+    def reply(self, reply: Any) -> None:
+        """Deliver its reply."""
+        try:
+            self.deliver(reply)
+        except BaseException:  # one receiver's error must not end the thread that serves others
+            log.exception("a reply could not be delivered")
+
     def set_interrupt(self, interrupt: Callable[[], None] | None) -> None:
         with self._lock:
             self._interrupt = interrupt
@@ -208,13 +216,13 @@ class Calls:
 
     def __init__(self, name: str, max_concurrency: int) -> None:
         self._name = name
-        self._max_concurrency = max_concurrency
+        self.max_concurrency = max_concurrency
         self._waiting: deque[_Call] = deque()
         self._under_way: dict[_Call, None] = {}
         self._late: dict[_Call, None] = {}
         """Calls that were given up and have not returned."""
         self._over: dict[str, Callable[[], None]] = {}
-        """Query id -> what to do when there is no job of it any more."""
+        """Query id -> what to do when its job that is under way has ended."""
         # Re-entrant, because a finalizer that cancels an answer may be called anywhere, and other
         # answers begin then.
         self._news = threading.Condition(threading.RLock())
@@ -234,15 +242,22 @@ class Calls:
         self._begin_waiting()
 
     def when_over(self, query_id: str, act: Callable[[], None]) -> None:
-        """Call ``act`` now or, if there are jobs of this query, when the last one has ended."""
+        """Nobody needs replies for this query any more: drop its waiting jobs, and call ``act`` now
+        or, if one is under way, when it has ended."""
         with self._news:
-            if self._works_on(query_id):
+            dropped = [call for call in self._waiting if call.job.query.id == query_id]
+            for call in dropped:
+                self._waiting.remove(call)
+            is_idle = not self._works_on(query_id)
+            if not is_idle:
                 self._over[query_id] = act
-                return
-        act()
+        for call in dropped:
+            call.reply(Failure("error", "the answer is over"))
+        if is_idle:
+            act()
 
     def _works_on(self, query_id: str) -> bool:
-        return any(call.job.query.id == query_id for call in (*self._under_way, *self._waiting))
+        return any(call.job.query.id == query_id for call in self._under_way)
 
     # - beginning and ending
 
@@ -250,17 +265,17 @@ class Calls:
         """Begin waiting calls while there is room."""
         while True:
             with self._news:
-                if not self._waiting or len(self._under_way) >= self._max_concurrency:
+                if not self._waiting or len(self._under_way) >= self.max_concurrency:
                     return
                 call = self._waiting.popleft()
                 failure = self._refusal(call) or self._start(call)
             if failure is not None:
-                call.deliver(failure)
+                call.reply(failure)
 
     def _refusal(self, call: _Call) -> Failure | None:
         """Calls with limits do not pile up behind others that hang."""
         hung = len(self._late)
-        if not call.is_limited or hung < self._max_concurrency:
+        if not call.is_limited or hung < self.max_concurrency:
             return None
         message = f"still waiting for {amount(hung, 'earlier request')} without a reply"
         return Failure("timeout", message)
@@ -298,7 +313,7 @@ class Calls:
             log.exception("%s cannot forget an answer that is over", self._name)
         self._begin_waiting()
         if not call.is_late:
-            call.deliver(reply)
+            call.reply(reply)
 
     # - limits
 
@@ -319,7 +334,7 @@ class Calls:
         while (exceeded := self._next_exceeded()) is not None:
             for call, failure in exceeded:
                 call.interrupt()
-                call.deliver(failure)
+                call.reply(failure)
             if exceeded:
                 self._begin_waiting()
             del exceeded
@@ -345,6 +360,7 @@ class Calls:
                     call.is_late = True
                     del self._under_way[call]
                     self._late[call] = None
+                    self._over.pop(call.job.query.id, None)  # it forgets the query itself
                     exceeded.append((call, failure))
             return exceeded
 

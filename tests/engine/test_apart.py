@@ -112,6 +112,22 @@ def test_an_answer_is_forgotten_while_others_are_under_way(worker):
     assert until(lambda: member.calls == ["over"])
 
 
+def test_a_call_does_not_wait_for_a_job_that_nobody_needs(worker):
+    """Its answer is over, and it may hang forever."""
+    member, is_over = Apart(), threading.Event()
+    ask(worker, member, 1, is_needed=lambda: not is_over.is_set())
+    assert until(lambda: member.begun)
+    worker.call(member, partial(member.calls.append, "unloaded"))
+    ask(worker, member, 2)
+    other = Apart()
+    ask(worker, other, 1)
+    assert until(lambda: other.begun), "so the call has been seen, and waits"
+    is_over.set()
+    worker.forget(member, "over")
+    assert until(lambda: 2 in member.begun)
+    assert member.calls == ["over", "unloaded"]
+
+
 def test_a_closed_worker_drops_the_replies(worker):
     member = Apart()
     replies = ask(worker, member, 1)

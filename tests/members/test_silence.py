@@ -3,10 +3,12 @@ hangs is, and its other jobs are not. The same is true of time limits."""
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -179,6 +181,39 @@ def test_a_request_that_hangs_keeps_no_other_answer_waiting(hanging: Any) -> Non
     member.model.go.set()
     assert until(lambda: stuck)
     assert isinstance(stuck[0], Draft)
+
+
+def test_requests_of_answers_that_are_over_are_not_sent(hanging: Any) -> None:
+    member, worker = ChatModelMember(hanging(at=1), name="dropped"), new_worker()
+    member.max_concurrency = 1
+    jobs = [asking("hang"), *(asking(f"Why {number}?") for number in range(5))]
+    for job in jobs:
+        worker.put(QueuedJob(member, "draft", job, lambda reply: None))
+    assert until(lambda: member.model.asked)
+    for job in jobs:
+        worker.forget(member, job.query.id)
+    live = asking("Why not?")
+    replies: list[Any] = []
+    worker.put(QueuedJob(member, "draft", live, replies.append))
+    member.model.go.set()
+    assert until(lambda: replies)
+    assert len(member.model.asked) == 2, "the one that hung, and the live one"
+
+
+def test_an_answer_that_is_given_up_after_its_end_leaves_nothing_behind(hanging: Any) -> None:
+    model = hanging()
+    member, worker, job = ChatModelMember(model, name="left"), new_worker(), asking("hang")
+    replies: list[Any] = []
+    worker.put(QueuedJob(member, "draft", job, replies.append, silence_s=LIMIT_S))
+    assert until(lambda: model.asked)
+    worker.forget(member, job.query.id)
+    assert until(lambda: replies)
+    model.go.set()
+    assert until(lambda: not threads_of("left"))
+    worker.close()
+    left = weakref.ref(member)
+    del member
+    assert until(lambda: gc.collect() >= 0 and left() is None)
 
 
 def test_an_answer_that_is_over_is_forgotten_when_its_last_job_has_ended(hanging: Any) -> None:
@@ -428,6 +463,27 @@ def test_jobs_that_wait_for_a_new_connection_share_its_failure(served: Any) -> N
     assert {reply.kind for reply in again} == {"error"}
     one_by_one = 8 * (0.2 + 0.4 + 0.8)  # the pauses between the attempts of eight jobs
     assert time.monotonic() - since < one_by_one
+
+
+class Receiver:
+    """Takes a reply."""
+
+    def __call__(self, reply: Any) -> None:
+        self.reply = reply
+
+
+def test_a_failed_connection_keeps_no_job_alive(served: Any) -> None:
+    server, member = served
+    server.stop()
+    worker, receivers = new_worker(), [Receiver() for _ in range(4)]
+    jobs = [asking(f"Why {number}?") for number in range(4)]
+    replies_of(member, [asking("Why?")], silence_s=None)  # notices it
+    worker.put(*(QueuedJob(member, "draft", *one) for one in zip(jobs, receivers, strict=True)))
+    assert until(lambda: all(hasattr(receiver, "reply") for receiver in receivers))
+    assert {receiver.reply.kind for receiver in receivers} == {"error"}
+    left = [weakref.ref(receiver) for receiver in receivers]
+    receivers.clear()
+    assert until(lambda: gc.collect() >= 0 and not any(ref() for ref in left))
 
 
 # --- models in this process -----------------------------------------------------------------------

@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -138,7 +139,7 @@ class ServerMember(ConcurrentMember):
         """Instead of a session, for a server that only chats."""
         self._ready: Probe | None = None
         self._connecting = threading.RLock()
-        self._failed: tuple[float, Exception] | None = None
+        self._failed: tuple[float, MemberError | UsageError] | None = None
         """When the last attempt to connect failed, and why."""
         self._start_calls()
 
@@ -165,8 +166,9 @@ class ServerMember(ConcurrentMember):
         return 0.0 if working is None else working.last_sign
 
     def note_sign(self) -> None:
-        if self._client is not None:
-            self._client.note_sign()
+        working = self._chat or self._client
+        if working is not None:
+            working.note_sign()
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -413,17 +415,20 @@ class ServerMember(ConcurrentMember):
         since = time.monotonic()
         with self._connecting:
             if self._failed is not None and self._failed[0] >= since:
-                raise self._failed[1]
+                raise copy(self._failed[1])
             if self._is_lost():
                 self._ready = None
             try:
                 self.probe()
-            except Exception as error:
-                self._failed = (time.monotonic(), error)
+            except (MemberError, UsageError) as error:
+                # A copy, because the traceback holds the jobs that have met the error.
+                self._failed = (time.monotonic(), copy(error))
                 raise
-            assert self._client is not None
-            self._client.use()
-            return self._client, self._session, self._chat
+            self._failed, client = None, self._client
+            if client is None:
+                raise MemberError("it was unloaded meanwhile", member=self.name)
+            client.use()
+            return client, self._session, self._chat
 
     def _is_lost(self) -> bool:
         """Whether another server may be at the address now."""

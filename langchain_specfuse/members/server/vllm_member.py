@@ -233,8 +233,9 @@ class VllmMember(ServerMember):
         try:
             return super()._answer(work, job)
         except (MemberError, UsageError):
-            if self._server is not None:
-                self._server.revive()
+            server = self._server
+            if server is not None:
+                server.revive()
             raise
 
     def _is_lost(self) -> bool:
