@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 import uuid
 import warnings
 from collections.abc import AsyncIterator, Collection, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -49,6 +50,8 @@ class Question:
     """The conversation as LangChain messages, for the checks."""
     routing: Routing | None = None
     """Who leads, if a calibration decides that."""
+    began: float = field(default_factory=time.monotonic, compare=False)
+    """When the question was asked, before it waited for members to load."""
 
     @classmethod
     def of(
@@ -142,7 +145,7 @@ class Question:
         referee = self._referee(query)
         checker = self._checker(None, config)
         return self.ensemble.rounds(
-            query, self._settings(referee), referee=referee, checker=checker
+            query, self._settings(referee), referee=referee, checker=checker, began=self.began
         )
 
     async def arounds(
@@ -155,7 +158,7 @@ class Question:
             referee = await asyncio.to_thread(self._referee, query)
         checker = self._checker(asyncio.get_running_loop(), config)
         return self.ensemble.arounds(
-            query, self._settings(referee), referee=referee, checker=checker
+            query, self._settings(referee), referee=referee, checker=checker, began=self.began
         )
 
     def _referee(self, query: Query) -> Referee:

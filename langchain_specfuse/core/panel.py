@@ -52,6 +52,9 @@ class Panel:
     reserve: tuple[str, ...] = ()
     """Members that are asked nothing unless the lead cannot continue; the first of them is the
     next to take over."""
+    absent: tuple[Departure, ...] = ()
+    """Members with which the answer should have begun, but which could not be loaded. They leave in
+    its first round."""
 
     @property
     def drafters(self) -> tuple[str, ...]:
@@ -68,6 +71,7 @@ class Panel:
         prior: Mapping[str, float] | None = None,
         lead: str | None = None,
         reserve: Sequence[str] = (),
+        absent: Sequence[Departure] = (),
     ) -> Panel:
         """A panel of all members. Their weights are equal, or those of ``prior``, in which a member
         that is not named has 1.
@@ -77,7 +81,7 @@ class Panel:
         """
         prior = prior or {}
         weights = normalised({member.name: prior.get(member.name, 1.0) for member in members})
-        return cls(tuple(members), weights, lead=lead, reserve=tuple(reserve))
+        return cls(tuple(members), weights, lead=lead, reserve=tuple(reserve), absent=tuple(absent))
 
     def without(self, departures: Sequence[Departure]) -> Panel:
         """The panel after these members have left. The weights of the others keep their
@@ -96,6 +100,10 @@ class Panel:
             lead=lead,
             reserve=tuple(name for name in self.reserve if name not in gone),
         )
+
+    def without_absent(self) -> Panel:
+        """The panel after the members that could not be loaded have left."""
+        return replace(self.without(self.absent), absent=())
 
     def joined_by(self, member: Panelist) -> Panel:
         """The panel after a member has come from the reserve. It gets the mean weight.

@@ -70,7 +70,7 @@ def rounds(
     checking = Checking(settings)
     answer = checking.begun(answer)
     for number in count(1):
-        before = panel
+        before, panel = panel, panel.without_absent()
         clock = Clock(budget)
         agreed = answer.text
         checking.begin_round()

@@ -21,9 +21,9 @@ from ..core.member import Member, Probe
 from ..core.options import Settings
 from ..core.panel import Panel
 from ..core.referee import FREE, Referee
-from ..core.round import Round
+from ..core.round import Departure, Round
 from ..core.rounds import Loop, rounds
-from ..core.values import Panelist, Query
+from ..core.values import Failure, Panelist, Query
 from ..errors import EnsembleError, MemberError, UsageError, advised, emptied
 from .breaker import Breaker
 from .drive import Admission, adrive, drive
@@ -74,6 +74,8 @@ class Ensemble:
         """What each loaded member can do."""
         self._failed: dict[str, BaseException] = {}
         """Why members could not be loaded when this was last tried."""
+        self._reported: dict[str, float] = {}
+        """The members whose failed load an answer has reported -> when, by ``time.monotonic()``."""
         self._waiting: list[_Waiting] = []
         self._loading = False
         """Whether a member is being loaded that the next ones wait for."""
@@ -235,19 +237,28 @@ class Ensemble:
 
     def _note_failure(self, name: str, error: BaseException) -> None:
         self._failed[name] = emptied(error)
+        self._reported.pop(name, None)
         if isinstance(error, MemberError):
             # An error of any kind: without a pause, the member would be loaded again immediately.
             self.breaker.failed(name, "error")
         with self._lock:
             is_raised = any(name in call.needed() for call in self._waiting)
         if not is_raised:  # the others go on without it
-            log.warning("%s cannot be loaded: %s", name, error)
+            lines = [str(error), *getattr(error, "__notes__", ())]
+            log.warning("%s cannot be loaded: %s", name, "\n".join(lines))
 
     # - who takes part
 
     def order(self, settings: Settings) -> list[str]:
         """The member that leads, then those in reserve, in the order in which they take over.
         Members that have failed recently come last. Empty if all members take part."""
+        return self._ordered(self._wanted(settings))
+
+    def _ordered(self, wanted: Sequence[str]) -> list[str]:
+        return sorted(wanted, key=self._is_passed_over)
+
+    def _wanted(self, settings: Settings) -> list[str]:
+        """``order`` if no member had failed."""
         if settings.segment != "draft" or settings.method.margin != math.inf:
             return []
         lead = self.lead(settings)
@@ -256,7 +267,7 @@ class Ensemble:
         prior = settings.prior or {}
         others = [name for name in self.members if name in self.drafting - {lead}]
         others.sort(key=lambda name: -prior.get(name, 1.0))
-        return sorted([lead, *others], key=self._is_passed_over)
+        return [lead, *others]
 
     def lead(self, settings: Settings) -> str | None:
         """The member that leads: the named one or, with ``"auto"``, the one that is by far the
@@ -304,20 +315,28 @@ class Ensemble:
         preview: Probe | None = getattr(self.members[name], "preview", lambda: None)()
         return preview if preview is not None and preview.ballots else None
 
-    def panel(self, settings: Settings, kinds: frozenset[str] = frozenset()) -> Panel:
+    def panel(
+        self,
+        settings: Settings,
+        kinds: frozenset[str] = frozenset(),
+        began: float = -math.inf,
+    ) -> Panel:
         """The panel with which an answer begins. ``kinds``: what the conversation holds besides
-        text."""
-        order = self.order(settings)
-        if order:
+        text. ``began``: when the question was asked, by ``time.monotonic()``."""
+        wanted = self._wanted(settings)
+        if wanted:
+            order = self._ordered(wanted)
             # the order may have changed since the lead was loaded
             loaded = [name for name in order if name in self._probes]
             self._refuse_blind([name for name in loaded if name == self.lead(settings)], kinds)
             able = [name for name in loaded if self._reads(name, kinds)]
             self._refuse_blind([] if able else loaded, kinds)
             lead = able[0]
-            reserve = [name for name in order if name != lead]
+            absent = self._absent(wanted[: wanted.index(lead)], began)
+            gone = {lead, *(departure.member for departure in absent)}
+            reserve = [name for name in order if name not in gone]
             self.breaker.try_again(lead)
-            return Panel.of([self._panelist(lead)], lead=lead, reserve=reserve)
+            return Panel.of([self._panelist(lead)], lead=lead, reserve=reserve, absent=absent)
         self._refuse_blind([name for name in self.members if name in self.drafting], kinds)
         # A verifier that cannot read all of the conversation has no vote, because it would prefer
         # the draft that sounds more likely without it.
@@ -330,6 +349,20 @@ class Ensemble:
         """The members that can work now; all if none of these could write."""
         present = [name for name in self.members if not _is_away(self.members[name])]
         return present if self.drafting.intersection(present) else list(self.members)
+
+    def _absent(self, names: Sequence[str], began: float) -> list[Departure]:
+        """Those of the members that should have led which could not be loaded. As after any other
+        failure, answers to questions that are asked later do not report it again."""
+        absent = []
+        for name in names:
+            error = self._failed.get(name)
+            if error is None or name in self._probes or not self._is_unreached(name):
+                continue
+            if began <= self._reported.setdefault(name, time.monotonic()):
+                failure = Failure.of(error, str(error))
+                departure = Departure(name, failure.kind, failure.message, 1, failure.cause)
+                absent.append(departure)
+        return absent
 
     def _panelist(self, name: str) -> Panelist:
         probe = self._probes[name]
@@ -361,6 +394,7 @@ class Ensemble:
                 self._refuse_blind([name], kinds)
                 panelist = self._panelist(name)
             except BaseException as error:  # a member may raise anything, and the answer waits
+                self._reported.setdefault(name, time.monotonic())
                 fail(error)
             else:
                 with suppress(InvalidStateError):  # it was given up
@@ -390,20 +424,24 @@ class Ensemble:
         *,
         referee: Referee = FREE,
         checker: Checker | None = None,
+        began: float | None = None,
     ) -> Iterator[Round]:
         """Ask, and get the rounds as they are agreed. The ``timeout`` of the settings does not
         include loading.
 
         ``referee`` judges texts under the query's constraint, if it has one. ``checker`` runs the
-        checks of the settings.
+        checks of the settings. ``began``: when the question was asked, by ``time.monotonic()``, if
+        members may have been loaded for it since.
         """
+        began = time.monotonic() if began is None else began
         self.loaded(settings).result()
-        loop = self._loop(query, settings, referee)
+        panel = self.panel(settings, query.kinds, began)
+        loop = _loop(query, settings, panel, referee)
         wake = partial(self._wake, kinds=query.kinds)
         driven = drive(loop, self.members, settings, self.admission, checker, wake)
-        with closing(driven), self._failures_noted():
+        with closing(driven), self._failures_noted(panel):
             for round in driven:
-                self._note(round)
+                self._note(round, panel)
                 yield round
 
     async def arounds(
@@ -413,46 +451,52 @@ class Ensemble:
         *,
         referee: Referee = FREE,
         checker: Checker | None = None,
+        began: float | None = None,
     ) -> AsyncIterator[Round]:
         """``rounds`` for asyncio."""
+        began = time.monotonic() if began is None else began
         await asyncio.wrap_future(self.loaded(settings))
-        loop = self._loop(query, settings, referee)
+        panel = self.panel(settings, query.kinds, began)
+        loop = _loop(query, settings, panel, referee)
         wake = partial(self._wake, kinds=query.kinds)
         driven = adrive(loop, self.members, settings, self.admission, checker, wake)
         async with aclosing(driven):
-            with self._failures_noted():
+            with self._failures_noted(panel):
                 async for round in driven:
-                    self._note(round)
+                    self._note(round, panel)
                     yield round
 
-    def _note(self, round: Round) -> None:
-        """Report to the breaker which members have failed in this round and which have replied."""
+    def _note(self, round: Round, panel: Panel) -> None:
+        """Report to the breaker which members have failed in this round and which have replied.
+        ``panel``: the one with which the answer began."""
         for gone in round.left:
-            # a conversation that a member cannot read says nothing about the member
-            if not isinstance(gone.cause, UsageError):
+            # A conversation that a member cannot read says nothing about the member. A failed load
+            # has been reported, and the member may be loaded by now.
+            if not isinstance(gone.cause, UsageError) and gone not in panel.absent:
                 self.breaker.failed(gone.member, gone.kind)
         for name in {*round.drafts, *round.refusals}:
             self.breaker.worked(name, is_done=bool(round.finish))
 
     @contextmanager
-    def _failures_noted(self) -> Iterator[None]:
+    def _failures_noted(self, panel: Panel) -> Iterator[None]:
         """If the answer fails, report to the breaker which members have failed."""
         try:
             yield
         except EnsembleError as error:
+            absent = {gone.member for gone in panel.absent}
             for failure in error.failures:
-                if not isinstance(failure.__cause__, UsageError):
+                if not isinstance(failure.__cause__, UsageError) and failure.member not in absent:
                     self.breaker.failed(failure.member, failure.kind)
             raise
 
-    def _loop(self, query: Query, settings: Settings, referee: Referee) -> Loop:
-        """The loop that decides on the answer: segment by segment, as a whole, or fused."""
-        panel = self.panel(settings, query.kinds)
-        if is_fused(settings):
-            return fused(query, settings, panel, referee)
-        if settings.segment == "answer":
-            return answers(query, settings, panel, referee)
-        return rounds(query, settings, panel, referee)
+
+def _loop(query: Query, settings: Settings, panel: Panel, referee: Referee) -> Loop:
+    """The loop that decides on the answer: segment by segment, as a whole, or fused."""
+    if is_fused(settings):
+        return fused(query, settings, panel, referee)
+    if settings.segment == "answer":
+        return answers(query, settings, panel, referee)
+    return rounds(query, settings, panel, referee)
 
 
 def _joined(errors: Sequence[BaseException]) -> BaseException:

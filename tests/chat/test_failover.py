@@ -11,6 +11,7 @@ import re
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -18,6 +19,7 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.tools import tool
+from langchain_core.tracers import BaseTracer
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel
 
@@ -775,6 +777,112 @@ def test_a_lead_that_has_no_memory_to_load_into_is_replaced(pair, error, caplog)
     message = led(pair).invoke("Count.")
     assert message.text == "a b c d e f"
     assert f"lead cannot be loaded: {type(error).__name__}" in caplog.text
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> str:
+    """Return the path of a GGUF file that breaks off in its header."""
+    path = tmp_path / "broken.gguf"
+    path.write_bytes(b"GGUF\x03\0\0\0")
+    return str(path)
+
+
+class Recorder(BaseTracer):
+    """Keeps the runs of chat models and of their rounds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spans: list[Any] = []
+
+    def _persist_run(self, run: Any) -> None:
+        self.spans.append(run)
+
+
+def test_a_lead_with_a_damaged_file_is_reported_like_one_whose_server_is_down(damaged, caplog):
+    down = ChatOpenAI(model="m", base_url="http://127.0.0.1:9", api_key="none", max_retries=0)
+    for lead, reason in ((damaged, "llama.cpp cannot load"), (down, "cannot be reached")):
+        left: list[Any] = []
+        tracer = Recorder()
+        callbacks = [SpecFuseCallbackHandler(on_exit=left.append), tracer]
+        member = {"model": lead, "name": "broken"} if lead is damaged else lead
+        if lead is down:
+            member = ChatModelMember(down, name="broken")
+        llm = SpecFuseChatModel(members=[member, ScriptedMember("Blue.", name="spare")])
+        message = llm.invoke("Why?", {"callbacks": callbacks}, lead="broken")
+        assert message.text == "Blue."
+        (gone,) = message.response_metadata["specfuse"]["exits"]
+        assert (gone["member"], gone["kind"], gone["round"]) == ("broken", "error", 1)
+        assert reason in gone["reason"]
+        assert [(event.member, event.reason) for event in left] == [("broken", gone["reason"])]
+        assert left[0].weights == {"spare": 1.0}
+        traced = tracer.spans[0].extra["metadata"]["specfuse_exits"]
+        assert traced == [{"member": "broken", "kind": "error", "round": 1}]
+        again = llm.invoke("Why?", lead="broken").response_metadata["specfuse"]
+        assert again["exits"] == [] and again["routing"]["by"] == "reserve"
+    assert "seems incomplete or damaged: download it again" in caplog.text
+
+
+@pytest.mark.parametrize("way", ["batch", "abatch"])
+def test_all_answers_that_waited_for_a_lead_that_cannot_be_loaded_report_it(pair, way):
+    lead = pair[0]
+    lead.error_at_load = unreached("lead")
+    lead.may_load.clear()
+    threading.Timer(0.3, lead.may_load.set).start()
+    llm, questions = led(pair), ["Count."] * 4
+    if way == "batch":
+        messages = llm.batch(questions)
+    else:
+        messages = asyncio.run(llm.abatch(questions))
+    assert [exits(message) for message in messages] == [["lead"]] * 4
+    assert exits(llm.invoke("Count.")) == []
+
+
+def test_each_failed_attempt_to_load_the_lead_is_reported_by_one_answer(pair, now):
+    lead = pair[0]
+    lead.error_at_load = unreached("lead")
+    llm = led(pair)
+    assert exits(llm.invoke("Count.")) == ["lead"]
+    lead.may_load.clear()
+    now.seconds += breaker.FIRST_PAUSE_S
+    assert exits(llm.invoke("Count.")) == [], "the next attempt has not failed yet"
+    lead.may_load.set()
+    reports: list[str] = []
+    assert until(lambda: reports or reports.extend(exits(llm.invoke("Count."))) or reports)
+    assert reports == ["lead"] and lead.loads.count("lead") == 2
+    assert exits(llm.invoke("Count.")) == []
+
+
+def test_members_that_cannot_be_loaded_leave_in_the_order_in_which_they_would_have_led(pair):
+    lead, spare = pair
+    third = Loaded("A B C D E F", name="third", loads=lead.loads)
+    lead.error_at_load, spare.error_at_load = unreached("lead"), unreached("spare")
+    llm = SpecFuseChatModel(members=[spare, lead, third], lead="lead", segment_tokens=2)
+    message = llm.invoke("Count.")
+    assert message.text == "A B C D E F" and exits(message) == ["lead", "spare"]
+
+
+def test_a_lead_that_cannot_be_loaded_is_not_asked_again_by_the_answer_that_reports_it(pair):
+    lead, spare = pair
+    lead.error_at_load, spare.fails_in = unreached("lead"), 1
+    with pytest.raises(EnsembleError, match=r"http://lead .*; spare \(error\)") as raised:
+        led(pair).invoke("Count.")
+    failures = [(failure.member, failure.round) for failure in raised.value.failures]
+    assert failures == [("lead", 1), ("spare", 1)] and lead.loads.count("lead") == 1
+
+
+def test_a_reserve_whose_failed_load_an_answer_has_reported_is_not_reported_by_the_next(pair):
+    lead, spare = pair
+    third = Loaded("A B C D E F", name="third", loads=lead.loads)
+    spare.error_at_load = unreached("spare")
+    spare.may_load.clear()
+    llm = SpecFuseChatModel(members=[spare, lead, third], lead="lead", segment_tokens=2)
+    stream = llm.stream("Count.")
+    chunks = [next(stream)]
+    threading.Timer(0.2, spare.may_load.set).start()
+    message = joined([*chunks, *stream])
+    assert message.text == "1 2 C D E F" and exits(message) == ["lead", "spare"]
+    message = llm.invoke("Count.")
+    assert message.text == "A B C D E F" and exits(message) == []
 
 
 def test_an_error_in_the_code_of_the_lead_is_raised(pair):

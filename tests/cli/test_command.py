@@ -16,7 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from langchain_specfuse import ScriptedMember, __version__, unload
+from langchain_specfuse import MemberError, ScriptedMember, __version__, unload
 from langchain_specfuse.chat.calibration import Calibration
 from langchain_specfuse.cli.choices import method_of, options_of
 from langchain_specfuse.cli.main import FAILED, FINE, INTERRUPTED, MISUSED, UNREAD, main
@@ -106,6 +106,21 @@ def test_the_command_prints_a_legend_the_answer_and_the_rounds(ask):
     assert ask("Why?", "-q", by=by) == (FINE, f"{TEXT}\n", left)
     assert "a stop string appeared" in ask("Why?", "--stop", "scatters")[1]
     assert "the budget was used up" in ask("Why?", "--max-tokens", "4")[1]
+
+
+def test_the_command_shows_that_the_lead_could_not_be_loaded_and_what_to_do(ask, caplog):
+    class Damaged(ScriptedMember):
+        def probe(self):
+            error = MemberError("the file breaks off", member="big")
+            error.add_note("-> download it again")
+            raise error
+
+    by = [Damaged(TEXT, name="big"), ScriptedMember(TEXT, name="spare")]
+    code, out, _ = ask("Why?", "--lead", "big", by=by)
+    assert code == FINE and TEXT in out
+    shown = "big left (error): the file breaks off\n   -> download it again\n"
+    assert shown in out and out.count("big left") == 1
+    assert "big cannot be loaded: the file breaks off\n-> download it again" in caplog.text
 
 
 def test_flags_reach_the_members(ask):

@@ -318,3 +318,14 @@ def test_a_member_that_leaves_is_counted_and_the_others_finish(serve):
     assert answer["choices"][0]["message"]["content"] == BLUE
     assert answer["specfuse"]["exits"] == [{"member": "mute", "kind": "error", "round": 1}]
     assert endpoint.counted("specfuse_exits_total", 1, member="mute", kind="error")
+
+
+def test_a_lead_that_could_not_be_loaded_before_the_first_question_is_counted_once(serve):
+    class Unloadable(ScriptedMember):
+        def probe(self):
+            raise RuntimeError("out of memory")
+
+    endpoint = serve(ensemble(Unloadable(BLUE, name="big"), ScriptedMember(BLUE), lead="big"))
+    for _ in range(2):
+        assert endpoint.ask().json()["choices"][0]["message"]["content"] == BLUE
+    assert endpoint.counted("specfuse_exits_total", 1, member="big", kind="error")
