@@ -800,15 +800,14 @@ class Recorder(BaseTracer):
 
 def test_a_lead_with_a_damaged_file_is_reported_like_one_whose_server_is_down(damaged, caplog):
     down = ChatOpenAI(model="m", base_url="http://127.0.0.1:9", api_key="none", max_retries=0)
-    for lead, reason in ((damaged, "llama.cpp cannot load"), (down, "cannot be reached")):
+    dead = ChatModelMember(down, name="broken")
+    for lead, reason in ((damaged, "llama.cpp cannot load"), (dead, "cannot be reached")):
         left: list[Any] = []
         tracer = Recorder()
         callbacks = [SpecFuseCallbackHandler(on_exit=left.append), tracer]
-        member = {"model": lead, "name": "broken"} if lead is damaged else lead
-        if lead is down:
-            member = ChatModelMember(down, name="broken")
-        llm = SpecFuseChatModel(members=[member, ScriptedMember("Blue.", name="spare")])
-        message = llm.invoke("Why?", {"callbacks": callbacks}, lead="broken")
+        spare = ScriptedMember("Blue.", name="spare")
+        llm = SpecFuseChatModel(members=[lead, spare], lead="broken")
+        message = llm.invoke("Why?", {"callbacks": callbacks})
         assert message.text == "Blue."
         (gone,) = message.response_metadata["specfuse"]["exits"]
         assert (gone["member"], gone["kind"], gone["round"]) == ("broken", "error", 1)
@@ -817,7 +816,7 @@ def test_a_lead_with_a_damaged_file_is_reported_like_one_whose_server_is_down(da
         assert left[0].weights == {"spare": 1.0}
         traced = tracer.spans[0].extra["metadata"]["specfuse_exits"]
         assert traced == [{"member": "broken", "kind": "error", "round": 1}]
-        again = llm.invoke("Why?", lead="broken").response_metadata["specfuse"]
+        again = llm.invoke("Why?").response_metadata["specfuse"]
         assert again["exits"] == [] and again["routing"]["by"] == "reserve"
     assert "seems incomplete or damaged: download it again" in caplog.text
 
