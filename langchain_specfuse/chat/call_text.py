@@ -249,9 +249,18 @@ class Splitter:
             pieces[piece.index] = replace(piece, id=_new_id()) if piece.name else piece
         for index, call in enumerate(self._reader.calls[finished:], finished):
             _extend(pieces, index, self._mark(call, by_grammar=True))
-        if cut and self._reader.is_open:
-            _extend(pieces, self.calls, marked(cut))
+        if cut:
+            self._cut_off(pieces, cut)
         return prose, pieces
+
+    def _cut_off(self, pieces: dict[int, CallPiece], cut: str) -> None:
+        """Make the call invalid in which the answer ends, and log it: an agent ends there without
+        an error, and often without a word."""
+        if self._reader.is_open:
+            log.warning("a call of the tool %r is not valid: %s", self._reader.name, cut)
+            _extend(pieces, self.calls, marked(cut))
+        elif self._reader.rest and not self.calls:
+            log.warning("the answer ends where a tool call may begin: %s", cut)
 
     def _lone_piece(self, call: ToolCall) -> CallPiece:
         self._lone_calls = 1

@@ -90,6 +90,11 @@ class CallReader:
         """Whether the name of an unfinished call has been read."""
         return self._place in ("body", "end") and self._name is not None
 
+    @property
+    def name(self) -> str | None:
+        """The tool of the unfinished call, once it has been read."""
+        return self._name
+
     def feed(self, text: str) -> tuple[str, list[CallPiece]]:
         """Read on. Returns the new free text and the new pieces of calls."""
         self.rest += text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -285,6 +286,43 @@ def test_an_agent_does_not_run_a_call_that_was_cut_off() -> None:
             state = agent.invoke({"messages": [HumanMessage("Pay ann.")]})
             assert [message.type for message in state["messages"]] == ["human", "ai"]
     assert paid == []
+
+
+@pytest.mark.parametrize("version", ["v0", "v1"])
+async def test_the_log_says_once_per_answer_that_the_budget_cut_a_call(
+    ensemble: Make, version: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An agent ends there with an empty answer and without an error."""
+    text = written(("add", {"a": 1, "b": 2}), ("say", SAID))
+    caplog.set_level(logging.WARNING, "langchain_specfuse")
+    for way in ("invoke", "ainvoke", "stream", "astream"):
+        caplog.clear()
+        bound = ensemble(text, max_tokens=14, output_version=version, segment_tokens=2)
+        await asked(bound.bind_tools([add, say]), way)
+        (warning,) = caplog.messages
+        assert "'say'" in warning and "max_tokens" in warning
+        assert "'add'" not in warning, "that call is complete"
+
+
+def test_the_log_also_tells_of_a_call_that_was_cut_before_its_name(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING, "langchain_specfuse")
+    llm = SpecFuseChatModel(members=[ScriptedMember(written(("say", SAID)))], max_tokens=1)
+    message = llm.bind_tools([add, say]).invoke("?")
+    assert not message.text and not message.tool_calls and not message.invalid_tool_calls
+    (warning,) = caplog.messages
+    assert "max_tokens" in warning
+
+
+def test_the_log_tells_of_no_cut_call_if_prose_was_cut_or_the_calls_are_complete(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING, "langchain_specfuse")
+    for script, budget in (("one two three four five", 3), (BOTH, 200)):
+        llm = SpecFuseChatModel(members=[ScriptedMember(script)], max_tokens=budget)
+        llm.bind_tools([add, say]).invoke("?")
+    assert caplog.messages == []
 
 
 # --- results, formats and reasoning ---------------------------------------------------------------
