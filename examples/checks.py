@@ -1,7 +1,8 @@
 """Check what is streamed: no text is shown before it has passed the checks.
 
 A draft that fails is replaced within the stream: by another member's draft, or by its own beginning
-with another continuation.
+with another continuation. The first run fetches 1.2 GB of weights without asking; DEMO=small in the
+environment takes smaller models, 0.35 GB.
 """
 
 from langchain_specfuse import SpecFuseCallbackHandler, SpecFuseChatModel, checks, demo_members
@@ -19,7 +20,9 @@ llm = SpecFuseChatModel(
 )
 
 show = SpecFuseCallbackHandler(
-    on_rejected=lambda event: print(f"\n   [not shown: {event.text!r}: {event.reason}]")
+    on_rejected=lambda event: print(
+        f"\n   [not shown: {event.held_back + event.text!r}: {event.reason}]"
+    )
 )
 for chunk in llm.stream("Why is the sky blue?", {"callbacks": [show]}):
     print(chunk.text, end="", flush=True)

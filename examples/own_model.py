@@ -1,5 +1,6 @@
 """Make two members of a model that is already loaded. They share its weights and have different
-system prompts."""
+system prompts. The first run fetches 1.2 GB of weights without asking; DEMO=small in the
+environment takes smaller models, 0.35 GB."""
 
 from pathlib import Path
 

