@@ -383,10 +383,10 @@ def _ask_to_fetch(missing: Sequence[DemoFile]) -> None:
     ways = ["--yes fetches them without asking", "--members A B uses your own models"]
     if small == 0:
         what += "; the smaller models of DEMO=small are already there"
-        ways.insert(0, f"DEMO=small {PROGRAM} ... asks the smaller models")
     elif small < needed:
         what += f"; DEMO=small needs {small:.2f} GB"
-        ways.insert(0, f"DEMO=small {PROGRAM} ... fetches only the smaller models")
+    if small < needed:
+        ways.insert(0, f"DEMO=small {PROGRAM} ... takes the smaller models")
     if sys.stdin and sys.stdin.isatty() and sys.stderr.isatty():
         say(f"without --members, the demo's models answer: {what}")
         print(f"{PROGRAM}: fetch them now? [y/N] ", end="", file=sys.stderr, flush=True)

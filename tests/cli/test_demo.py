@@ -310,7 +310,7 @@ def test_a_smaller_ensemble_is_offered_with_its_size(command, monkeypatch):
     monkeypatch.setattr(demo, "ENSEMBLES", {"default": (large,), "small": (little,)})
     assert "1.20 GB for L" in command("Why?")[1]
     assert "DEMO=small needs 0.35 GB" in command("Why?")[1]
-    assert "-> DEMO=small langchain-specfuse ... fetches only the smaller" in command("Why?")[1]
+    assert "-> DEMO=small langchain-specfuse ... takes the smaller models" in command("Why?")[1]
 
 
 def test_smaller_models_that_are_already_there_are_offered_first(command, fetched, monkeypatch):
@@ -322,7 +322,7 @@ def test_smaller_models_that_are_already_there_are_offered_first(command, fetche
     there = list(fetched)
     code, err = command("Why?")
     assert (code, fetched) == (MISUSED, there)
-    assert "-> DEMO=small langchain-specfuse ... asks the smaller models" in err
+    assert "-> DEMO=small langchain-specfuse ... takes the smaller models" in err
     assert err.index("-> DEMO=small") < err.index("--yes") < err.index("--members A B")
 
 
