@@ -58,7 +58,7 @@ def parser() -> argparse.ArgumentParser:
 def run(arguments: argparse.Namespace, out: TextIO) -> bool:
     """Diagnose. Returns whether all is well."""
     from ..evaluation import Results, jsonl
-    from ..evaluation.doctor import diagnosed, own_task, refuse_few
+    from ..evaluation.doctor import diagnosed, own_task, phases, refuse_few
     from ..evaluation.running import Progress
     from ..show.terminal import one_line
 
@@ -72,15 +72,17 @@ def run(arguments: argparse.Namespace, out: TextIO) -> bool:
     settings = Settings(**options_of(arguments, max_tokens=task.max_tokens, seed=0))
     members = ensemble_of(arguments).members
     folder = Path(arguments.out)
+    watch = None
     if not arguments.quiet:
         say(f"{amount(len(task.questions), 'prompt')}, results in {folder}")
+        watch = Progress(sys.stderr, phases(list(members), settings, task))
     with Results(folder) as results:
         diagnosis = diagnosed(
             task,
             members,
             settings,
             results,
-            watch=None if arguments.quiet else Progress(sys.stderr),
+            watch=watch,
             progress=None if arguments.quiet else say,
             at_once=settings.max_concurrency,
         )

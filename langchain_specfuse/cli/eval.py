@@ -153,7 +153,8 @@ def run(arguments: argparse.Namespace, out: TextIO) -> bool:
         count = amount(len(systems), "system")
         say(f"{questions} of {task.name}, {count}, results in {folder}")
     with Results(folder) as results:
-        watch = None if arguments.quiet else Progress(sys.stderr)
+        names_of_systems = [system.name for system in systems]
+        watch = None if arguments.quiet else Progress(sys.stderr, names_of_systems)
         answers = evaluate(plan, results, watch=watch)
     report = summary(plan, answers)
     content = report.as_dict()

@@ -307,6 +307,17 @@ def calibrated(
     )
 
 
+def phases(members: Sequence[str], settings: Settings, task: Task) -> list[str]:
+    """The names of what is asked all questions, in this order, if every member loads and answers:
+    each member alone, then each way to use the others."""
+    if len(members) < 2:
+        return list(members)
+    # Answers decide who leads, but not how many ways there are, nor their names.
+    unasked: dict[str, list[Graded]] = {name: [] for name in members}
+    ways = ways_of(members, members[0], settings, task, unasked)
+    return [*members, *(way.name for way in ways)]
+
+
 def uses_others(attempt: Tried, attempts: Sequence[Tried]) -> bool:
     """Whether this way needs the other members. Fusion does not if self-fusion wins as much."""
     gains = {other.name: other.wins - other.losses for other in attempts}

@@ -318,12 +318,14 @@ def on_worker(member: Member, call: Callable[[], Any]) -> Future[Any]:
 
 class Progress:
     """Prints how far each system is, and how long it will still take: ``run(plan, results,
-    watch=Progress(sys.stderr))``."""
+    watch=Progress(sys.stderr))``. With the names of all ``systems``, in the order in which they are
+    asked, it says which of how many phases this is."""
 
     EVERY_S = 10.0
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, systems: Sequence[str] = ()) -> None:
         self._stream = stream
+        self._systems = list(systems)
         self._system = ""
         self._stored = 0
         """Results of an earlier run, which say nothing about speed."""
@@ -333,14 +335,21 @@ class Progress:
         now = time.monotonic()
         if system.name != self._system:
             self._system, self._stored, self._since = system.name, done, now
-        line = f"{system.name}: {done} of {amount(total, 'answer')}"
+        line = f"{self._phase(system.name)}: {done} of {amount(total, 'answer')}"
         # Questions are answered side by side: the first answers say little about the others.
         if self._stored + AT_ONCE <= done < total:
             seconds = (now - self._since) / (done - self._stored) * (total - done)
             line += f", about {_duration(seconds)} left"
+            if len(self._systems) > 1:
+                line += " in this phase"
         if done == total or now - self._printed >= self.EVERY_S:
             self._printed = now
             print(visible(line), file=self._stream, flush=True)
+
+    def _phase(self, name: str) -> str:
+        if len(self._systems) < 2:
+            return name
+        return f"phase {self._systems.index(name) + 1} of {len(self._systems)}, {name}"
 
 
 def _duration(seconds: float) -> str:

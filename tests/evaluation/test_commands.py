@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
 from langchain_specfuse.chat.calibration import Calibration
 from langchain_specfuse.cli.main import FAILED, FINE, MISUSED, main
+from langchain_specfuse.evaluation.running import Progress
 from tests.demo_members import replace_demo
 
 from .parts import Known, Missing, knows, sums
@@ -156,6 +158,42 @@ def test_doctor_prints_findings_numbers_and_advice(call, tmp_path):
     saved = json.loads((tmp_path / "here" / "doctor.json").read_text())
     assert saved["verdict"] in ("alone", "cannot tell", "ensemble")
     assert saved["advice"][0] in out
+
+
+def finished(err: str) -> list[str]:
+    """What progress said before each last answer."""
+    return re.findall(r"^(.*): 24 of 24 answers$", err, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("command", "together"),
+    [
+        (["doctor", "--prompts"], ["ensemble", "vote", "consensus"]),
+        (["doctor", "--method", "margin=none", "--prompts"], ["vote", "consensus"]),
+        (["eval"], ["ensemble"]),
+    ],
+)
+def test_progress_says_which_of_how_many_phases_it_is_about(call, monkeypatch, command, together):
+    monkeypatch.setattr(Progress, "EVERY_S", 0.0)
+    code, _, err = call(*command, "sums.jsonl", "--grader", "number")
+    names = ["ann", "bob", *together]
+    phases = [f"phase {n} of {len(names)}, {name}" for n, name in enumerate(names, 1)]
+    assert (code, finished(err)) == (FINE, phases)
+    estimates = re.findall(r"about \d+ s left.*", err)
+    assert estimates and set(estimates) == {"about 0 s left in this phase"}
+
+
+def test_a_member_that_does_not_load_has_no_phase(call):
+    members = [knows("ann", lambda n: True), Missing("x", name="gone"), knows("bob", lambda n: n)]
+    sums_of_doctor = ("doctor", "--prompts", "sums.jsonl", "--grader", "number")
+    code, _, err = call(*sums_of_doctor, by=members)
+    assert code == FAILED
+    assert finished(err)[:3] == ["phase 1 of 6, ann", "phase 3 of 6, bob", "phase 4 of 6, ensemble"]
+
+
+def test_progress_of_a_single_member_counts_no_phases(call):
+    code, _, err = call(*SUMS, by=[knows("ann", lambda n: True)])
+    assert (code, finished(err)) == (FINE, ["ann"])
 
 
 def test_doctor_has_prompts_of_its_own_and_exits_with_1_when_a_check_fails(call):
