@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -97,9 +98,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> bool:
     if arguments.calibration and diagnosis.calibration and not arguments.json:
         file = one_line(arguments.calibration)
         print(f"\nWrote {file}. With the same members, use it as", file=out)
-        print(f"  SpecFuseChatModel(members=[...], calibration={file!r})", file=out)
-        use = f"--members ... --calibration {shlex.quote(file)}"
-        print(f'  langchain-specfuse "..." {use}', file=out)
+        print("\n".join(_uses(file, is_demo=not arguments.members)), file=out)
     bad = any(finding.verdict == "bad" for finding in diagnosis.findings)
     return not bad and any(not graded.error for graded in diagnosis.results)
 
@@ -134,12 +133,33 @@ def _check(arguments: argparse.Namespace) -> None:
         content_of(file)
 
 
+def _uses(file: str, *, is_demo: bool) -> list[str]:
+    """How to use this calibration file in Python and in the command."""
+    flag = f"--calibration {shlex.quote(file)}"
+    if not is_demo:
+        in_python = f"SpecFuseChatModel(members=[...], calibration={file!r})"
+        command = f'langchain-specfuse "..." --members ... {flag}'
+        return [f"  {in_python}", f"  {command}"]
+    size = os.environ.get("DEMO") or ""
+    members = f"demo_members({size!r})" if size else "demo_members()"
+    in_python = f"SpecFuseChatModel(members={members}, calibration={file!r})"
+    command = f'langchain-specfuse "..." {flag}'
+    if size:
+        command = f"DEMO={size} {command}"
+    return [
+        "  from langchain_specfuse import SpecFuseChatModel, demo_members",
+        f"  {in_python}",
+        f"  {command}",
+    ]
+
+
 def text(diagnosis: Any) -> str:
     """The diagnosis as text."""
     from ..evaluation import table
+    from ..evaluation.doctor import MEANINGS
     from ..show.terminal import one_line, visible
 
-    lines = ["Members"]
+    lines = [f"Verdict: {diagnosis.verdict}. {MEANINGS[diagnosis.verdict]}", "", "Members"]
     for name in dict.fromkeys(finding.member for finding in diagnosis.findings):
         lines.append(f"  {one_line(name)}")
         for finding in diagnosis.findings:

@@ -328,6 +328,13 @@ def uses_others(attempt: Tried, attempts: Sequence[Tried]) -> bool:
 
 # --- advice ---------------------------------------------------------------------------------------
 
+MEANINGS = {
+    "ensemble": "A way of using several members was shown to help.",
+    "alone": "No way of using several members was shown to help.",
+    "cannot tell": "These prompts show neither that several members help nor that they do not.",
+    "none": "There is nothing to compare.",
+}
+"""What each verdict says, in one sentence."""
 WAYS = {
     ENSEMBLE: "{lead} corrected by the others where it is unsure",
     VOTE: "all members voting as equals",
@@ -353,7 +360,6 @@ def advise(
     if calibration.use != "alone":
         lines.append(f"Use {calibration.use}: {WAYS[calibration.use].format(lead=lead)}.")
         return "ensemble", lines
-    lines.append(f"Use {lead} alone: no way to use the others was shown to help.")
     shown = {attempt.name for attempt in calibration.tried if attempt.opened}
     hopeful = [
         item.system
@@ -361,12 +367,17 @@ def advise(
         if item.difference.high > GAP and item.system not in shown
     ]
     if not hopeful:
+        lines.append(f"Use {lead} alone: no way to use the others was shown to help.")
         return "alone", lines
-    line = f"It is not clear yet whether {' or '.join(hopeful)} would help."
     needed = max(item.needed for item in comparisons)
     if needed > calibration.questions:
-        line += f" About {needed} prompts would show a difference of 5 points."
-    lines.append(line)
+        more = f"about {needed} prompts would show a difference of 5 points"
+    else:
+        more = "more prompts could show it"
+    lines.append(
+        f"Use {lead} alone for now: no way to use the others was shown to help, but "
+        f"{' or '.join(hopeful)} still might; {more}."
+    )
     return "cannot tell", lines
 
 

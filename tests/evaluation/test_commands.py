@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 
 import pytest
 
@@ -11,6 +12,7 @@ from langchain_specfuse.chat.calibration import Calibration
 from langchain_specfuse.cli.main import FAILED, FINE, MISUSED, main
 from langchain_specfuse.evaluation.running import Progress
 from tests.demo_members import replace_demo
+from tests.docs.shell import replace_members
 
 from .parts import Known, Missing, knows, sums
 
@@ -94,13 +96,68 @@ def test_the_doctor_writes_a_calibration_that_a_chat_model_takes(call, tmp_path)
         "doctor", "--prompts", "sums.jsonl", "--grader", "number", "--calibration", "p.json", "-q"
     )
     assert code == FINE and "ann leads: alone it is right on 100% of 24 prompts (bob 50%)." in out
-    assert "Wrote p.json" in out and "SpecFuseChatModel(members=[...], calibration='p.json')" in out
     calibration = Calibration.load(tmp_path / "p.json")
     assert (calibration.lead, calibration.use, {attempt.name for attempt in calibration.tried}) == (
         "ann",
         "alone",
         {"ensemble", "vote", "consensus", "router"},
     )
+
+
+@pytest.mark.parametrize(
+    ("demo", "members", "command"),
+    [
+        ("", "demo_members()", 'langchain-specfuse "..." --calibration p.json'),
+        (
+            "small",
+            "demo_members('small')",
+            'DEMO=small langchain-specfuse "..." --calibration p.json',
+        ),
+    ],
+)
+def test_the_doctor_says_how_to_use_a_calibration_of_the_demo(
+    call, monkeypatch, demo, members, command
+):
+    monkeypatch.setenv("DEMO", demo)
+    sums_of_doctor = ("doctor", "--prompts", "sums.jsonl", "--grader", "number", "-q")
+    code, out, _ = call(*sums_of_doctor, "--calibration", "p.json")
+    lines = [line.strip() for line in out.split("Wrote p.json.")[1].splitlines()[1:]]
+    assert code == FINE and lines == [
+        "from langchain_specfuse import SpecFuseChatModel, demo_members",
+        f"SpecFuseChatModel(members={members}, calibration='p.json')",
+        command,
+    ]
+
+
+def test_the_doctor_says_how_to_use_a_calibration_of_other_members(call, monkeypatch):
+    replace_members(lambda name, module: monkeypatch.setitem(sys.modules, name, module))
+    sums_of_doctor = ("doctor", "--prompts", "sums.jsonl", "--grader", "number", "-q")
+    named = ("--members", "http://a:1/v1#ann", "http://b:1/v1#bob")
+    _, out, _ = call(*sums_of_doctor, *named, "--calibration", "p.json")
+    assert "  SpecFuseChatModel(members=[...], calibration='p.json')\n" in out
+    assert '  langchain-specfuse "..." --members ... --calibration p.json\n' in out
+
+
+def none_of(n: int) -> bool:
+    return False
+
+
+@pytest.mark.parametrize(
+    ("verdict", "right"),
+    [
+        ("ensemble", [lambda n, at=at: (n // 2) % 3 != at for at in range(3)]),
+        ("alone", [lambda n: True, none_of]),
+        ("cannot tell", [lambda n: n % 4 == 1, lambda n: n % 4 == 3]),
+        ("none", [lambda n: True]),
+    ],
+)
+def test_the_doctor_says_its_verdict_first(call, tmp_path, verdict, right):
+    sums(tmp_path, 60)
+    by = [knows(name, knowledge, 0.1) for name, knowledge in zip("abc", right, strict=False)]
+    _, out, _ = call("doctor", "--prompts", "sums.jsonl", "--grader", "number", "-q", by=by)
+    saved = json.loads((tmp_path / "specfuse-doctor" / "doctor.json").read_text())
+    assert saved["verdict"] == verdict
+    assert out.startswith(f"Verdict: {verdict}. ")
 
 
 def test_no_calibration_is_written_where_no_member_answers(call, tmp_path):
