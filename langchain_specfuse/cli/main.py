@@ -1,8 +1,8 @@
 """``langchain-specfuse``: one question, one answer, and who wrote it.
 
 Standard output holds the answer (with ``--json`` its rounds) and nothing else; everything else goes
-to standard error. Exit codes: 0 success, 1 the ensemble failed, 2 a mistake in the call, 130
-interrupted, 141 the reader left.
+to standard error. Exit codes: 0 success, 1 the ensemble failed or the answer does not fit its
+format, 2 a mistake in the call, 130 interrupted, 141 the reader left.
 """
 
 from __future__ import annotations
@@ -30,10 +30,29 @@ from ..chat.messages import refuse_broken
 from ..chat.options import Call
 from ..chat.question import Question
 from ..chat.routing import Routing
+from ..chat.shape import referee_of
 from ..core.agreed import ReleasedText
 from ..core.round import Rejection, Round
-from ..errors import CheckError, MemberError, SpecFuseError, UsageError, advised, imported
-from ..show.terminal import Paint, answers, departed, legend, table, visible, with_refused
+from ..errors import (
+    CheckError,
+    MemberError,
+    SpecFuseError,
+    UsageError,
+    advised,
+    amount,
+    imported,
+)
+from ..show.terminal import (
+    FINISHED,
+    STALLED,
+    Paint,
+    answers,
+    departed,
+    legend,
+    table,
+    visible,
+    with_refused,
+)
 from ..show.trace import Trace
 from . import choices
 from .choices import PROGRAM, say
@@ -60,6 +79,8 @@ WORDS = {
     ),
 }
 """Words that a user may try as commands -> what to type instead."""
+FORMATS = ("schema", "regex", "choice")
+"""The flags that say what an answer must look like."""
 _FILE_NAME = re.compile(r"[\w.~/\\:-]*\w\.[A-Za-z]\w{0,7}")
 
 
@@ -196,8 +217,8 @@ def run(arguments: argparse.Namespace, out: TextIO) -> bool:
     probes = question.ensemble.loaded(question.call).result()
     if arguments.explain:
         _explain(question.who_leads(probes), arguments, list(question.ensemble.members), out)
-    show_answer(question, question.rounds(), arguments, out)
-    return True
+    trace = show_answer(question, question.rounds(), arguments, out)
+    return _fits_format(question, trace, arguments)
 
 
 def question_of(
@@ -223,8 +244,9 @@ def question_of(
 
 def show_answer(
     question: Question, rounds: Iterator[Round], arguments: argparse.Namespace, out: TextIO
-) -> None:
-    """Show the rounds of a question's answer as they come, and save them if that is wanted."""
+) -> Trace:
+    """Show the rounds of a question's answer as they come, and save them if that is wanted.
+    Returns them."""
     names = list(question.ensemble.members)
     trace = Trace(question=str(question.messages[-1].text), members=names)
     try:
@@ -241,6 +263,25 @@ def show_answer(
     finally:  # an incomplete run has a page, too
         if arguments.html:
             _save(trace, arguments)
+    return trace
+
+
+def _fits_format(question: Question, trace: Trace, arguments: argparse.Namespace) -> bool:
+    """Whether the answer is complete in the format that was asked for. Says why, if it is not."""
+    format = question.shape.text
+    if format is None or referee_of(format).may_end(trace.answer):
+        return True
+    last = trace.rounds[-1]
+    if last.get("stalled"):
+        why = STALLED
+    elif last.get("finish") == "length":
+        why = f"the budget of {amount(question.call.max_tokens, 'token')} was used up"
+        why += "; raise --max-tokens"
+    else:
+        why = FINISHED.get(last.get("finish") or "", "it is incomplete")
+    flag = next(name for name in FORMATS if getattr(arguments, name) is not None)
+    say(f"error: the answer does not fit --{flag}: {why}")
+    return False
 
 
 def _explain(
@@ -286,8 +327,7 @@ def _check_page(path: str) -> None:
 
 def _form(arguments: argparse.Namespace) -> dict[str, Any]:
     """The format of the answer, as options of a call."""
-    formats = ("schema", "regex", "choice")
-    flags = [f"--{name}" for name in formats if getattr(arguments, name) is not None]
+    flags = [f"--{name}" for name in FORMATS if getattr(arguments, name) is not None]
     if len(flags) > 1:
         error = UsageError(f"{flags[0]} and {flags[1]} are both given; an answer has one format")
         raise advised(error, f"leave {flags[0]} or {flags[1]} out")

@@ -619,6 +619,27 @@ def test_a_schema_a_pattern_and_a_choice_are_enforced(ask, tmp_path):
         assert (code, out) == (MISUSED, "") and "city.json" in err
 
 
+@pytest.mark.parametrize("more", [[], ["-q"], ["--json"]])
+def test_an_answer_that_the_budget_cuts_before_it_fits_its_format_fails(ask, tmp_path, more):
+    file = tmp_path / "city.json"
+    file.write_text(
+        '{"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}'
+    )
+    city = ScriptedMember('{"city": "the eternal city of Rome"}', name="a")
+    code, out, err = ask("Where?", "--schema", str(file), "--max-tokens", "3", *more, by=[city])
+    assert (code, "the eternal city" in out) == (FAILED, True)
+    assert err.splitlines()[-1] == (
+        "langchain-specfuse: error: the answer does not fit --schema: "
+        "the budget of 3 tokens was used up; raise --max-tokens"
+    )
+    assert ask("Where?", "--schema", str(file), *more, by=[city])[0] == FINE
+    words = ScriptedMember("on and on", name="a")
+    for pattern, code in [("(on|and| )+", FINE), ("[a-z]+ and [a-z]+", FAILED)]:
+        argv = ("--regex", pattern, "--max-tokens", "1", *more)
+        assert ask("Well?", *argv, by=[words])[0] == code
+    assert ask("Well?", "--max-tokens", "1", *more, by=[words])[0] == FINE
+
+
 def run_in(page) -> dict:
     """Return the run from which a page was made."""
     return json.loads(re.search(r'id="run">(.*?)</script>', page.read_text())[1])
