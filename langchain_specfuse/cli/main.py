@@ -16,6 +16,7 @@ import re
 import shlex
 import shutil
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, redirect_stdout
@@ -429,13 +430,17 @@ def _show(
             text = "".join(paint.by(piece.author, clean(piece.text)) for piece in pieces)
             if not arguments.quiet:
                 text = with_refused(round, text, paint)
-            print(text, end="", file=out, flush=True)
+            NOTICES.stream(text, out)
     except CheckError as error:
         unfinished = [Rejection(**rejection) for rejection in error.rejected]
         raise
     finally:  # an interrupted answer stays, so the table says who wrote it
+        try:
+            if done:
+                print(file=out, flush=True)
+        finally:
+            NOTICES.print_held()
         if done:
-            print(file=out, flush=True)
             _show_refusal(done[-1])
         if arguments.quiet:
             _show_failures(done)
@@ -500,6 +505,69 @@ class _Visible(logging.Formatter):
         return visible(super().format(record), margin="  ")
 
 
+class _Notices(logging.Handler):
+    """Prints warnings and errors of the program and its libraries on standard error: those that
+    come while an answer is being streamed after its end, because they would stand in its text."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.setFormatter(_Visible())
+        self._lock = threading.Lock()
+        self._held: list[str] | None = None
+        """What is printed after the answer; None while no answer is being streamed."""
+        self._is_in_line = False
+        """Whether the last thing that was printed is text of an answer."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.show(self.format(record))
+
+    def show(self, text: str) -> None:
+        with self._lock:
+            if self._held is None:
+                _print_error(text)
+            else:
+                self._held.append(text)
+
+    def progress(self, text: str) -> None:
+        """Print a line at once, because what it is about takes minutes, but never in the line of an
+        answer."""
+        with self._lock:
+            if self._is_in_line:
+                _print_error("")
+            self._is_in_line = False
+            say(text)
+
+    def stream(self, text: str, out: TextIO) -> None:
+        """Print text of an answer, and hold notices back until its end."""
+        if not text:
+            return
+        with self._lock:
+            if self._held is None:
+                self._held = []
+            self._is_in_line = True
+            print(text, end="", file=out, flush=True)
+
+    def print_held(self) -> None:
+        """The answer has ended: print what was held back."""
+        with self._lock:
+            held, self._held = self._held or [], None
+            self._is_in_line = False
+            for text in held:
+                _print_error(text)
+
+
+NOTICES = _Notices()
+
+
+def _print_error(text: str) -> None:
+    """Print a line on standard error, if there is one."""
+    try:
+        if sys.stderr is not None:
+            print(text, file=sys.stderr, flush=True)
+    except (OSError, ValueError):
+        pass  # it is closed
+
+
 class _Progress(logging.Handler):
     """Prints how vLLM servers start, because that takes minutes. Warnings appear as they do without
     this handler."""
@@ -509,7 +577,7 @@ class _Progress(logging.Handler):
             if logging.lastResort and not logging.getLogger().handlers:
                 logging.lastResort.handle(record)
         elif record.module.startswith("vllm"):
-            say(record.getMessage())
+            NOTICES.progress(record.getMessage())
 
 
 def _show_progress() -> None:
@@ -520,12 +588,19 @@ def _show_progress() -> None:
 
 
 def _clean_logs() -> None:
-    """Remove control characters from log lines and warnings, which may quote servers and models."""
-    if logging.lastResort:  # without other handlers, it prints everything
-        logging.lastResort.setFormatter(_Visible())
-    unchanged = warnings.formatwarning
+    """Remove control characters from log lines and warnings, which may quote servers and models,
+    and keep both out of an answer's text."""
+    logging.lastResort = NOTICES  # without other handlers, it prints everything
 
-    def formatted(message: Warning | str, *about: Any, **more: Any) -> str:
-        return visible(unchanged(message, *about, **more).rstrip("\n"), margin="  ") + "\n"
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        text = warnings.formatwarning(message, category, filename, lineno, line)
+        NOTICES.show(visible(text.rstrip("\n"), margin="  "))
 
-    warnings.formatwarning = formatted
+    warnings.showwarning = show

@@ -347,6 +347,55 @@ def test_every_command_takes_the_method_and_lists_its_options(command, capsys):
     assert method_of([]) == METHODS["robust"]
 
 
+# --- notices --------------------------------------------------------------------------------------
+
+NOTICED = """
+import logging, sys, warnings
+from langchain_specfuse import ScriptedMember
+from langchain_specfuse.cli import main as cli
+from tests.demo_members import replace_demo
+
+class Reserve(ScriptedMember):
+    def draft(self, jobs):
+        log = logging.getLogger("langchain_specfuse")
+        log.warning("b: a notice\\x1b[2J")
+        warnings.warn("an old function", stacklevel=1)
+        for number in (1, 2):  # a server reports its start while it starts, which takes minutes
+            about = {"module": "vllm_log", "levelno": logging.INFO, "msg": f"b: starting {number}"}
+            if log.isEnabledFor(logging.INFO):
+                log.handle(logging.makeLogRecord(about))
+        return super().draft(jobs)
+
+words = "a b c d e f g h i j k l m n o p q r s t"
+lead = ScriptedMember(words, name="a", fails_in=2)
+replace_demo([lead, Reserve(words, name="b")])
+arguments = ["Why?", "--lead", "a", "--segment-tokens", "4", *sys.argv[1:]]
+cli.main = lambda main=cli.main: main(arguments)
+sys.argv[1:] = arguments
+cli.command()
+"""
+
+
+@pytest.mark.parametrize("more", [[], ["-q"]])
+def test_notices_do_not_stand_in_the_text_of_an_answer(more):
+    done = subprocess.run(
+        [sys.executable, "-c", NOTICED, *more],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,  # as in a terminal
+        text=True,
+        timeout=60,
+    )
+    lines = done.stdout.splitlines()
+    assert done.returncode == FINE and "\x1b[" not in done.stdout
+    for notice in ("b: a notice", "an old function", "langchain-specfuse: b: starting"):
+        said = [line for line in lines if notice in line]
+        begin = "<string>:" if notice == "an old function" else notice
+        assert all(line.startswith(begin) for line in said)
+        assert bool(said) == (not more or "starting" not in notice)
+    if more:
+        assert "a b c d e f g h i j k l m n o p q r s t" in lines
+
+
 # --- mistakes -------------------------------------------------------------------------------------
 
 WRONG = {
