@@ -180,6 +180,10 @@ class Metrics(BaseCallbackHandler):
             self.rejected.labels(data["check"]).inc()
         elif name == EXIT_EVENT:
             self.exits.labels(data["member"], data["kind"]).inc()
+            if data["kind"] != "exit":
+                log.warning("%s left an answer (%s)", data["member"], data["kind"])
+                # A provider's error may quote the question.
+                log.debug("%s left because: %s", data["member"], data["reason"])
 
     def answered(
         self, outcome: str, seconds: float, usage: Mapping[str, Any], summary: Mapping[str, Any]
