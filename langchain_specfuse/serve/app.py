@@ -146,6 +146,8 @@ def app_of(
         allowed = (error.headers or {}).get("Allow")
         existing = f"{allowed} {path:.80}" if allowed else "POST /v1/chat/completions"
         message = f"there is no {request.method} {path!r:.80}\n-> use {existing}"
+        if path.startswith("/v1/embeddings"):
+            message = "this endpoint has no embeddings\n-> ask a server of an embedding model"
         return await refuse(request, ApiError(error.status_code, message, code="unknown_url"))
 
     return app

@@ -109,7 +109,8 @@ def test_other_content_types_paths_and_methods_are_refused_in_the_same_form(endp
         "-> use GET /v1/models"
         in wrong(endpoint.post(GOOD, "/v1/models"), 405, "unknown_url")["message"]
     )
-    wrong(endpoint.post(GOOD, "/v1/embeddings"), 404, "unknown_url")
+    refused = wrong(endpoint.post(GOOD, "/v1/embeddings"), 404, "unknown_url")
+    assert "has no embeddings" in refused["message"]
     wrong(endpoint.post(GOOD, PATH + "/"), 404, "unknown_url")
 
 
