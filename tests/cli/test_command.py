@@ -635,6 +635,15 @@ def test_a_file_that_does_not_exist_is_named_with_its_folder(capsys, monkeypatch
     assert (code, out) == (MISUSED, "") and f"{tmp_path / 'none.gguf'} does not exist" in err
 
 
+def test_a_similar_file_is_suggested_but_not_any_other(capsys, tmp_path):
+    for name in ("broken", "Gemma-3"):
+        (tmp_path / f"{name}.gguf").touch()
+    main(["Why?", "--members", str(tmp_path / "nope.gguf")])
+    assert "did you mean" not in capsys.readouterr().err
+    main(["Why?", "--members", str(tmp_path / "gemma3.gguf")])
+    assert "Gemma-3.gguf'?" in capsys.readouterr().err
+
+
 def test_a_missing_key_of_a_hosted_member_names_its_variable(capsys, monkeypatch):
     pytest.importorskip("langchain_openai")
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)

@@ -225,12 +225,12 @@ def _unreadable(path: Path, error: OSError) -> MemberError:
     else:
         problem = "does not exist"
     names = [file.name for file in path.parent.glob("*.gguf")]
-    near = get_close_matches(path.name, names, n=1)
+    near = get_close_matches(path.stem, [name.removesuffix(".gguf") for name in names], n=1)
     advice = "name an existing .gguf file"
     if hub.may_be_repository(str(path)):
         advice += f"; for a model on the hub, put hf: before its name: {hub.PREFIX + str(path)!r}"
     if near:
-        advice = f"did you mean {str(path.with_name(near[0]))!r}?"
+        advice = f"did you mean {str(path.with_name(near[0] + '.gguf'))!r}?"
     return advised(MemberError(f"{path.absolute()} {problem}", kind="not_found"), advice)
 
 
