@@ -33,6 +33,7 @@ from ..members.planning import (
     free_memory,
     gpus,
     named,
+    needed_in_memory,
     place,
     place_in_memory,
 )
@@ -112,7 +113,10 @@ def run(arguments: argparse.Namespace, out: TextIO) -> bool:
         if any(row.size for row in rows):
             print("\n".join(_table(rows, {})), file=out)
         raise
-    print("\n".join([*_table(rows, placements), *_remarks(rows)]), file=out)
+    print(
+        "\n".join([*_table(rows, placements), *_together(rows, placements), *_remarks(rows)]),
+        file=out,
+    )
     return True
 
 
@@ -210,9 +214,14 @@ def _placed(rows: Sequence[_Row], machine: Sequence[Gpu]) -> dict[str, Placement
         for name, source in sources.items():
             if name in in_memory:
                 refuse_gpu(source)
-        caches = {name: cache_bytes(sources[name]) for name in in_memory if name in sources}
-        placements += place_in_memory(in_memory, free_memory(), caches=caches)
+        placements += place_in_memory(in_memory, free_memory(), caches=_fixed_caches(rows))
     return {placement.member: placement for placement in placements}
+
+
+def _fixed_caches(rows: Sequence[_Row]) -> dict[str, int]:
+    """The caches in memory whose size does not depend on what is free: those of servers."""
+    servers = [row for row in rows if row.size and row.server and not row.on_gpu]
+    return {row.name: cache_bytes(row.server) for row in servers if row.server}
 
 
 # --- the text -------------------------------------------------------------------------------------
@@ -239,6 +248,16 @@ def _table(rows: Sequence[_Row], placements: Mapping[str, Placement]) -> list[st
         ]
         lines.append("  ".join(padded).rstrip())
     return lines
+
+
+def _together(rows: Sequence[_Row], placements: Mapping[str, Placement]) -> list[str]:
+    """A line about what all members in memory need, if they are several."""
+    sizes = {row.name: row.size for row in rows if row.size and not row.on_gpu}
+    if len(sizes) < 2:
+        return []
+    needed = needed_in_memory(sizes, _fixed_caches(rows))
+    most = sum(placements[name].memory_bytes for name in sizes)
+    return ["", f"together in memory: {_gb(needed)} must be free; they take at most {_gb(most)}"]
 
 
 def _cells(row: _Row, at: Placement | None) -> tuple[str, ...]:

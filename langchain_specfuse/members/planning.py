@@ -572,10 +572,8 @@ def place_in_memory(
     """
     caches = caches or {}
     fixed = sum(size.weight_bytes for size in sizes.values()) + sum(caches.values())
-    growing = [size for name, size in sizes.items() if name not in caches]
-    part = cache_share(len(growing))
-    largest = max((size.cache_bytes(CONVERSATION) for size in growing), default=0)
-    needed = fixed + math.ceil(largest / part)
+    part = cache_share(len(sizes) - len(caches))
+    needed = needed_in_memory(sizes, caches)
     if needed > free_bytes:
         raise _no_memory(sizes, needed, free_bytes)
     share = int(part * (free_bytes - fixed))
@@ -586,6 +584,15 @@ def place_in_memory(
         tokens = int(cache / size.token_bytes())
         placements.append(Placement(name, (), weights + cache, least, weights, cache, tokens))
     return placements
+
+
+def needed_in_memory(sizes: Mapping[str, Size], caches: Mapping[str, int]) -> int:
+    """How many bytes must be free for these members together: their weights, and so much that each
+    share of the caches that grow holds one conversation. ``caches``: those of a fixed size."""
+    fixed = sum(size.weight_bytes for size in sizes.values()) + sum(caches.values())
+    growing = [size for name, size in sizes.items() if name not in caches]
+    largest = max((size.cache_bytes(CONVERSATION) for size in growing), default=0)
+    return fixed + math.ceil(largest / cache_share(len(growing)))
 
 
 def _no_memory(sizes: Mapping[str, Size], needed: int, free_bytes: int) -> UsageError:

@@ -73,6 +73,24 @@ def test_a_server_without_a_gpu_has_a_cache_of_its_own_size(models, plan, monkey
     assert rows["gemma"][3] == "0.0 GB" and rows["gemma"][4] != "2.1 GB"
 
 
+def test_members_in_memory_have_a_total_which_is_what_they_are_refused_below(
+    models, plan, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    own, server = models[1], f"vllm:{models[1]}"
+    _, rows, out, _ = plan("--members", own, server)
+    needed, most = re.search(
+        r"^together in memory: (\S+) GB must be free; they take at most (\S+) GB$",
+        out,
+        re.MULTILINE,
+    ).groups()
+    parts = [float(row[4].removesuffix(" GB")) for row in (rows["gemma"], rows["gemma#2"])]
+    assert abs(float(most) - sum(parts)) <= 0.11 and float(needed) >= 2.1
+    monkeypatch.setattr("langchain_specfuse.cli.plan.free_memory", lambda: 10**9)
+    assert f"need {needed} GB, and 1.0 GB is free" in plan("--members", own, server)[3]
+    assert "together" not in plan("--gpus", "24", "--members", own)[2]
+
+
 def given(**arguments):
     """Return a member with arguments, as the shell passes it."""
     return json.dumps(arguments)
