@@ -40,6 +40,7 @@ from ..members.planning import (
 from ..members.server.vllm_source import (
     VllmSource,
     cache_bytes,
+    chosen_length,
     chosen_places,
     refuse_gpu,
     source_of,
@@ -113,10 +114,8 @@ def run(arguments: argparse.Namespace, out: TextIO) -> bool:
         if any(row.size for row in rows):
             print("\n".join(_table(rows, {})), file=out)
         raise
-    print(
-        "\n".join([*_table(rows, placements), *_together(rows, placements), *_remarks(rows)]),
-        file=out,
-    )
+    table = [*_table(rows, placements), *_together(rows, placements)]
+    print("\n".join([*table, *_remarks(rows, placements)]), file=out)
     return True
 
 
@@ -278,9 +277,10 @@ def _cells(row: _Row, at: Placement | None) -> tuple[str, ...]:
     return (*sizes, where, *amounts, f"{at.tokens:,}")
 
 
-def _remarks(rows: Sequence[_Row]) -> list[str]:
+def _remarks(rows: Sequence[_Row], placements: Mapping[str, Placement]) -> list[str]:
     """Remarks on the numbers of the table."""
-    remarks = [
+    remarks = _too_long(rows, placements)
+    remarks += [
         one_line(f"{row.name} means the file {row.size.file}")
         for row in rows
         if row.size and row.size.file
@@ -301,6 +301,22 @@ def _remarks(rows: Sequence[_Row]) -> list[str]:
             f"{CONVERSATION:,} tokens"
         )
     return ["", *remarks] if remarks else []
+
+
+def _too_long(rows: Sequence[_Row], placements: Mapping[str, Placement]) -> list[str]:
+    """Remarks on servers that would not start, because their contexts are longer than their
+    caches."""
+    remarks = []
+    for row in rows:
+        at, length = placements.get(row.name), chosen_length(row.server) if row.server else None
+        if at is not None and length is not None and length > at.tokens:
+            remarks.append(
+                one_line(
+                    f"{row.name}: vLLM would not start with max_model_len {length:,}, because only "
+                    f"{at.tokens:,} tokens fit"
+                )
+            )
+    return remarks
 
 
 def _gb(size: float) -> str:

@@ -192,6 +192,19 @@ def test_what_the_hub_has_is_planned_without_fetching_it(models, plan, monkeypat
         assert asked and all(asked)  # parts alone
 
 
+@pytest.mark.parametrize("machine", [["--gpus", "24"], []], ids=["GPU", "CPU"])
+def test_a_context_that_is_longer_than_the_cache_is_remarked(
+    models, plan, machine, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    server = {"model": f"vllm:{models[1]}", "name": "s"}
+    for length, is_too_long in ((64, False), (10**9, True)):
+        asked = given(**server, engine_args={"max_model_len": length})
+        code, _, out, _ = plan(*machine, "--members", asked)
+        assert code == FINE
+        assert (f"s: vLLM would not start with max_model_len {length:,}" in out) == is_too_long
+
+
 @pytest.mark.parametrize("is_reached", [True, False])
 def test_the_file_is_named_that_a_name_on_the_hub_means(
     models, plan, monkeypatch, tmp_path, caplog, is_reached

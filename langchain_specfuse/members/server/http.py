@@ -330,7 +330,9 @@ class Client:
         error.status = status
         if status in (401, 403):
             variable = self.address.api_key_env
-            advised(error, f"put the server's key into the environment variable {variable}")
+            advised(
+                error, f"set, or correct, the server's key in the environment variable {variable}"
+            )
         return error
 
     def _unreached(self, failure: httpx2.TransportError, path: str) -> MemberError:

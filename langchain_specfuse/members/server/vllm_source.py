@@ -250,6 +250,12 @@ def chosen_cache(source: VllmSource) -> int | None:
     return size
 
 
+def chosen_length(source: VllmSource) -> int | None:
+    """The longest context that the user chose as an argument of vLLM; None: vLLM chooses."""
+    length = json.loads(source.engine_args).get("max_model_len")
+    return length if isinstance(length, int) and length > 0 else None
+
+
 def refuse_gpu(source: VllmSource) -> None:
     """Refuse a server that must run on a GPU where there is none that it can use."""
     if source.gpu:
