@@ -185,6 +185,26 @@ def gguf_metadata(file: BinaryIO) -> dict[str, Any]:
     return dict(gguf_items(file))
 
 
+def gguf_tensor_start(file: BinaryIO, alignment: int) -> int:
+    """Where the last tensor of a GGUF file begins, or 0 without tensors. The file is longer, unless
+    it is cut off. To be called with a file of which :func:`gguf_metadata` has read the head."""
+    head = file.tell()
+    file.seek(8)
+    (count,) = struct.unpack("<Q", file.read(8))
+    if count > _ENTRIES:
+        raise ValueError(f"its header has more than {_ENTRIES:,} tensors")
+    file.seek(head)
+    last = 0
+    for _ in range(count):
+        (length,) = struct.unpack("<Q", file.read(8))
+        file.seek(length, os.SEEK_CUR)
+        (dimensions,) = struct.unpack("<I", file.read(4))
+        file.seek(8 * dimensions + 4, os.SEEK_CUR)  # the sizes, and the type
+        (offset,) = struct.unpack("<Q", file.read(8))
+        last = max(last, offset)
+    return -(-file.tell() // alignment) * alignment + last if count else 0
+
+
 def gguf_items(file: BinaryIO) -> Iterator[tuple[str, Any]]:
     """The same, one after the other. Raises ``struct.error`` where a file is cut off, and
     ``ValueError`` if the header has sizes that no model has."""

@@ -509,9 +509,17 @@ def _of_gguf(model: str, path: Path) -> Size:
     try:
         with path.open("rb") as file:
             meta = _files.gguf_metadata(file)
-    except (OSError, ValueError, struct.error) as error:
+            alignment = max(int(meta.get("general.alignment") or 32), 1)
+            last_tensor = _files.gguf_tensor_start(file, alignment)
+    except (OSError, ValueError, TypeError, struct.error) as error:
         unread = MemberError(f"the header of {path} cannot be read: {error}")
         raise advised(unread, "download or copy it again") from error
+    size = path.stat().st_size
+    if last_tensor and size <= last_tensor:
+        short = MemberError(
+            f"{path} has {size:,} bytes, but by its header a tensor begins at byte {last_tensor:,}"
+        )
+        raise advised(short, "the file seems incomplete or damaged: download it again")
     return gguf_size(model, sum(part.stat().st_size for part in parts), meta)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from langchain_specfuse.cli.main import FINE, MISUSED, main
+from langchain_specfuse.cli.main import FAILED, FINE, MISUSED, main
 from langchain_specfuse.members.hub import fetched
 from tests.members import fake_hub, tiny, tiny_gguf
 
@@ -89,6 +89,16 @@ def test_members_in_memory_have_a_total_which_is_what_they_are_refused_below(
     monkeypatch.setattr("langchain_specfuse.cli.plan.free_memory", lambda: 10**9)
     assert f"need {needed} GB, and 1.0 GB is free" in plan("--members", own, server)[3]
     assert "together" not in plan("--gpus", "24", "--members", own)[2]
+
+
+@pytest.mark.real  # the tiny file has SmolLM2's vocabulary
+def test_a_file_that_is_cut_off_is_named_from_its_header(models, plan, tmp_path):
+    whole = Path(models[0]).read_bytes()
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(whole[: len(whole) // 2])
+    code, _, _, err = plan("--members", str(cut))
+    assert code == FAILED and f"has {len(whole) // 2:,} bytes" in err
+    assert "incomplete or damaged: download it again" in err
 
 
 def given(**arguments):
