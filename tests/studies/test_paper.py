@@ -83,7 +83,7 @@ def test_one_command_plans_measures_asks_and_writes_the_page(
     assert study(*words) == 0
     printed = capsys.readouterr().out
     order = [" (main, exit) fits", "tokens that fit", "gsm8k, SpecFuse: 6 answers, 1 min"]
-    places = [printed.index(text) for text in [*order, "together", "llama: gsm8k"]]
+    places = [printed.index(text) for text in [*order, "  together 1 min\n", "  llama: gsm8k"]]
     assert places == sorted(places)
     tables = {table["table"]: table for table in json.loads(out.read_text())["tables"]}
     rows = {row["system"]: row for row in tables["main"]["rows"]}
