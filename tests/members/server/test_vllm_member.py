@@ -346,12 +346,14 @@ def test_a_member_is_asked_again_when_its_server_is_back(
     here = tiny.member("llama", 1, name="here")
     served = VllmMember(folder, name="served")
     llm = SpecFuseChatModel(members=[served, here], lead=lead, max_tokens=12, **SHORT)
-    llm.invoke(QUESTION)
+    text = llm.invoke(QUESTION).text
     os.kill(starts()[0]["pids"][0], signal.SIGKILL)
     until(lambda: served.is_away)
     until(lambda: not served.is_away)
-    about = llm.invoke(QUESTION).response_metadata["specfuse"]
+    again = llm.invoke(QUESTION)
+    about = again.response_metadata["specfuse"]
     assert "served" in about["weights"] and about["exits"] == []
+    assert again.text == text
     served.unload()
 
 

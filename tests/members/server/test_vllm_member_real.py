@@ -7,6 +7,7 @@ import functools
 import operator
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,10 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setenv(name, "1")
     yield
     unload()
+
+
+STARTS_S = 300.0
+"""A vLLM server may take this long to start on a busy machine."""
 
 
 def servers() -> list[psutil.Process]:
@@ -82,9 +87,17 @@ def test_two_members_in_one_line_answer_and_one_that_is_killed_comes_back() -> N
     # A job under way fails with the server. One that begins later waits until it has started again.
     exits = [exit["member"] for exit in whole.response_metadata["specfuse"]["exits"]]
     assert exits in ([name], [])
-    after = llm.invoke(QUESTION)
-    assert after.response_metadata["specfuse"]["exits"] == []
-    assert after.text == answer.text
+    # Later answers do not wait.
+    meanwhile = llm.invoke(QUESTION)
+    assert meanwhile.text and meanwhile.response_metadata["specfuse"]["exits"] == []
+    end = time.monotonic() + STARTS_S
+    about: dict[str, Any] = {"weights": {}}
+    while name not in about["weights"]:
+        assert time.monotonic() < end
+        time.sleep(2)
+        about = llm.invoke(QUESTION).response_metadata["specfuse"]
+    # Its text may differ: vLLM's rounding depends on what its caches hold.
+    assert about["exits"] == []
     running += servers()
     unload()
     until(lambda: are_gone([process.pid for process in running]))
