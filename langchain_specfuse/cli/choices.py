@@ -76,8 +76,8 @@ METAVARS = {"segment": "WHAT", "result": "HOW"}
 
 
 def say(text: str) -> None:
-    """Print a line of progress on standard error."""
-    print(f"{PROGRAM}: {visible(text, margin='  ')}", file=sys.stderr, flush=True)
+    """Print a line of progress on standard error, in one piece: other threads print, too."""
+    print(f"{PROGRAM}: {visible(text, margin='  ')}\n", end="", file=sys.stderr, flush=True)
 
 
 def new_parser(name: str, description: str, epilog: str = CODES) -> argparse.ArgumentParser:

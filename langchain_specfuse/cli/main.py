@@ -422,10 +422,10 @@ def _show(
     try:
         for round in rounds:
             if not done and not arguments.quiet:
-                print(legend(paint), end="\n\n", file=out)
+                print(f"{legend(paint)}\n\n", end="", file=out, flush=True)  # in one piece
             done.append(round)
             if round.number == 0 and not arguments.quiet:
-                print(answers(round, paint), end="\n\n", file=out, flush=True)
+                print(f"{answers(round, paint)}\n\n", end="", file=out, flush=True)
             pieces = released.add(round)
             text = "".join(paint.by(piece.author, clean(piece.text)) for piece in pieces)
             if not arguments.quiet:
@@ -475,7 +475,7 @@ def report(error: Exception) -> None:
     kind = "" if isinstance(error, SpecFuseError) else f"{type(error).__name__}: "
     say(f"error: {kind}{error}")
     for note in getattr(error, "__notes__", ()):
-        print(f"  {visible(note, margin='  ')}", file=sys.stderr)
+        print(f"  {visible(note, margin='  ')}\n", end="", file=sys.stderr)
 
 
 def _discard(out: TextIO) -> None:
@@ -563,7 +563,7 @@ def _print_error(text: str) -> None:
     """Print a line on standard error, if there is one."""
     try:
         if sys.stderr is not None:
-            print(text, file=sys.stderr, flush=True)
+            print(f"{text}\n", end="", file=sys.stderr, flush=True)  # in one piece
     except (OSError, ValueError):
         pass  # it is closed
 
