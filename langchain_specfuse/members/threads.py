@@ -65,7 +65,7 @@ class ConcurrentMember(ABC):
     def begin(self, work: Work, job: Job, deliver: Callable[[Any], None]) -> None:
         """As in :class:`.Member`."""
         self._calls.max_concurrency = self.max_concurrency
-        self._calls.begin(job, partial(self._answer, work), deliver, self._forget)
+        self._calls.begin(_Call(job, partial(self._answer, work), deliver, self._forget))
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[Any]:
         return self._each("draft", jobs)
@@ -229,16 +229,10 @@ class Calls:
         self._watcher: threading.Thread | None = None
         self._next_check = 0.0
 
-    def begin(
-        self,
-        job: Job,
-        work: Callable[[Any], Any],
-        deliver: Callable[[Any], None],
-        forget: Callable[[str], None],
-    ) -> None:
-        """Work on a job, now or as soon as there is room. ``deliver`` is called once with the reply
-        or a :class:`.Failure`, and ``forget`` if the reply came too late."""
-        self._waiting.append(_Call(job, work, deliver, forget))
+    def begin(self, call: _Call) -> None:
+        """Work on a job, now or as soon as there is room. The reply or a :class:`.Failure` is
+        delivered once. If the reply comes too late, the query is forgotten."""
+        self._waiting.append(call)
         self._begin_waiting()
 
     def when_over(self, query_id: str, act: Callable[[], None]) -> None:
