@@ -147,7 +147,8 @@ def none_of(n: int) -> bool:
     [
         ("ensemble", [lambda n, at=at: (n // 2) % 3 != at for at in range(3)]),
         ("alone", [lambda n: True, none_of]),
-        ("cannot tell", [lambda n: n % 4 == 1, lambda n: n % 4 == 3]),
+        # The second leads by one answer: among equals, the fastest would, by the clock.
+        ("cannot tell", [lambda n: n % 4 == 1, lambda n: n % 4 == 3 or n == 1]),
         ("none", [lambda n: True]),
     ],
 )
