@@ -110,11 +110,11 @@ class Moody(ScriptedMember):
     dice = random.Random(5)
 
     def draft(self, jobs):
-        time.sleep(self.dice.choice([0] * 12 + [0.012]))
+        time.sleep(self.dice.choice([0] * 12 + [0.12]))
         return super().draft(jobs)
 
     def score(self, jobs):
-        time.sleep(self.dice.choice([0] * 12 + [0.012]))
+        time.sleep(self.dice.choice([0] * 12 + [0.12]))
         return super().score(jobs)
 
 
@@ -126,7 +126,7 @@ def test_whichever_members_time_out_no_word_is_lost(monkeypatch, second):
     ensemble = Ensemble(members)
 
     async def crowd():
-        settings = Settings(segment_tokens=2, lead=None, member_timeout=0.005)
+        settings = Settings(segment_tokens=2, lead=None, member_timeout=0.05)
         return await asyncio.gather(
             *(collected(ensemble, query(), settings) for _ in range(20)),
             return_exceptions=True,

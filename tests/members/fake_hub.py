@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,13 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from huggingface_hub import constants
+
+
+@cache
+def digest(content: bytes) -> str:
+    """The SHA-256 of a file, computed once: that of a real model takes so long on a busy machine
+    that the hub would seem not to answer."""
+    return hashlib.sha256(content).hexdigest()
 
 
 @dataclass
@@ -45,10 +53,11 @@ class Repository:
 
     @property
     def commit(self) -> str:
-        return hashlib.sha1(repr(sorted(self.files.items())).encode()).hexdigest()
+        files = sorted((name, digest(content)) for name, content in self.files.items())
+        return hashlib.sha1(repr(files).encode()).hexdigest()
 
     def sha256(self, name: str) -> str:
-        return self.listed_sha256.get(name) or hashlib.sha256(self.files[name]).hexdigest()
+        return self.listed_sha256.get(name) or digest(self.files[name])
 
 
 class FakeHub:
@@ -224,7 +233,7 @@ def _answering(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
             is_part = hub.ranges and "Range" in self.headers
             begin = int(self.headers["Range"][6:].partition("-")[0]) if is_part else 0
             status = 206 if is_part else 200
-            etag = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"'}
+            etag = {"ETag": f'"{digest(content)}"'}
             end = len(content)
             if self.command == "GET" and hub.cuts:
                 end = begin + hub.cuts.pop(0)
