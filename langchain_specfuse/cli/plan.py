@@ -256,7 +256,10 @@ def _together(rows: Sequence[_Row], placements: Mapping[str, Placement]) -> list
         return []
     needed = needed_in_memory(sizes, _fixed_caches(rows))
     most = sum(placements[name].memory_bytes for name in sizes)
-    return ["", f"together in memory: {_gb(needed)} must be free; they take at most {_gb(most)}"]
+    return [
+        "",
+        f"together in memory: {_gb(needed)} must be free; the members take at most {_gb(most)}",
+    ]
 
 
 def _cells(row: _Row, at: Placement | None) -> tuple[str, ...]:
@@ -313,7 +316,7 @@ def _too_long(rows: Sequence[_Row], placements: Mapping[str, Placement]) -> list
             remarks.append(
                 one_line(
                     f"{row.name}: vLLM would not start with max_model_len {length:,}, because only "
-                    f"{at.tokens:,} tokens fit"
+                    f"{at.tokens:,} tokens fit; lower max_model_len, or give the member more memory"
                 )
             )
     return remarks

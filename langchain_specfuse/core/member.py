@@ -86,8 +86,9 @@ class Member(Protocol):
     ``timeout_s`` (``core.silence`` helps). ``forget`` may be called while a job of the same query
     is under way.
 
-    It may also have an attribute ``is_away: bool``: it cannot work for now, for example because its
-    server is starting again. Answers that begin meanwhile go on without it, if others can write.
+    It may also have an attribute ``is_away: bool``, which is true while it cannot work, for example
+    because its server is starting again. Answers that begin meanwhile go on without it,
+    if others can write.
     """
 
     @property

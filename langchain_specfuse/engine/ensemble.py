@@ -351,8 +351,8 @@ class Ensemble:
         return present if self.drafting.intersection(present) else list(self.members)
 
     def _absent(self, names: Sequence[str], began: float) -> list[Departure]:
-        """Those of the members that should have led which could not be loaded. As after any other
-        failure, answers to questions that are asked later do not report it again."""
+        """Of these members, which should have led, those that could not be loaded. As after any
+        other failure, answers to questions that are asked later do not report it again."""
         absent = []
         for name in names:
             error = self._failed.get(name)

@@ -308,7 +308,8 @@ def calibrated(
 
 
 def phases(members: Sequence[str], settings: Settings, task: Task) -> list[str]:
-    """The names of what is asked all questions, in this order, if every member loads and answers:
+    """The names of the systems that are asked all questions, in this order, if every member loads
+    and answers:
     each member alone, then each way to use the others."""
     if len(members) < 2:
         return list(members)
@@ -330,7 +331,7 @@ def uses_others(attempt: Tried, attempts: Sequence[Tried]) -> bool:
 
 MEANINGS = {
     "ensemble": "A way of using several members was shown to help.",
-    "alone": "No way of using several members was shown to help.",
+    "alone": "No way was shown to help, and none is likely to gain more than 5 points.",
     "cannot tell": "These prompts show neither that several members help nor that they do not.",
     "none": "There is nothing to compare.",
 }
@@ -351,7 +352,9 @@ def advise(
     """The verdict and its reasons, one sentence each. ``comparisons`` compares each way with the
     lead alone."""
     if calibration is None:
-        return "none", ["A single member is not an ensemble: there is nothing to compare."]
+        return "none", [
+            "There is nothing to compare: name at least two members that load and answer."
+        ]
     lead = calibration.lead
     lines = [_about_lead(calibration)]
     for comparison, attempt in zip(comparisons, calibration.tried, strict=True):
@@ -367,16 +370,16 @@ def advise(
         if item.difference.high > GAP and item.system not in shown
     ]
     if not hopeful:
-        lines.append(f"Use {lead} alone: no way to use the others was shown to help.")
+        lines.append(f"Use {lead} alone: no way of using several members was shown to help.")
         return "alone", lines
     needed = max(item.needed for item in comparisons)
     if needed > calibration.questions:
-        more = f"about {needed} prompts would show a difference of 5 points"
+        more = f"about {needed} prompts can show a difference of 5 points"
     else:
         more = "more prompts could show it"
     lines.append(
-        f"Use {lead} alone for now: no way to use the others was shown to help, but "
-        f"{' or '.join(hopeful)} still might; {more}."
+        f"Use {lead} alone for now: no way of using several members was shown to help. "
+        f"Still possible: {', '.join(hopeful)}; {more}."
     )
     return "cannot tell", lines
 

@@ -251,7 +251,7 @@ def _conclusion(report: Report, system: str) -> str:
     # against the best member
     needed = min(comparisons, key=lambda item: item.difference.mean).needed
     if system == ENSEMBLE and needed > report.questions:
-        line += f" About {needed} questions would show a difference of 5 points."
+        line += f" About {needed} questions can show a difference of 5 points."
     return line
 
 

@@ -147,7 +147,8 @@ def app_of(
         existing = f"{allowed} {path:.80}" if allowed else "POST /v1/chat/completions"
         message = f"there is no {request.method} {path!r:.80}\n-> use {existing}"
         if path.startswith("/v1/embeddings"):
-            message = "this endpoint has no embeddings\n-> ask a server of an embedding model"
+            advice = "send the request to a server that runs an embedding model"
+            message = f"this endpoint has no embeddings\n-> {advice}"
         return await refuse(request, ApiError(error.status_code, message, code="unknown_url"))
 
     return app

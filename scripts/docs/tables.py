@@ -414,7 +414,7 @@ EQUAL = "retries, equal passes"
 CHECKED = {
     "lead": "the lead alone",
     "retries": "asked again until the whole answer passes",
-    EQUAL: "the same, at the passes of checks",
+    EQUAL: "the same, with at least the passes of checks",
     "pair": "with a small member",
     "samples": "the most frequent of six samples",
     "checked": "**with checks**",

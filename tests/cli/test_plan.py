@@ -80,7 +80,7 @@ def test_members_in_memory_have_a_total_which_is_what_they_are_refused_below(
     own, server = models[1], f"vllm:{models[1]}"
     _, rows, out, _ = plan("--members", own, server)
     needed, most = re.search(
-        r"^together in memory: (\S+) GB must be free; they take at most (\S+) GB$",
+        r"^together in memory: (\S+) GB must be free; the members take at most (\S+) GB$",
         out,
         re.MULTILINE,
     ).groups()

@@ -181,7 +181,7 @@ class VllmServer:
 
     @property
     def is_away(self) -> bool:
-        """Whether the server has died and is starting again, which this begins if necessary."""
+        """Whether the server has died and is starting again. If it has died, asking starts it."""
         self.revive()
         return self._restarted_at is not None and self.is_starting
 
