@@ -68,15 +68,16 @@ async def test_a_body_with_very_many_parts_is_refused_and_no_other_request_waits
     async with httpx2.AsyncClient(timeout=60) as client:
         headers = {"content-type": "application/json"}
         asked = asyncio.create_task(client.post(endpoint.url + PATH, content=body, headers=headers))
-        longest_s = 0.0
+        since = time.process_time()
         while not asked.done():
-            began = time.monotonic()
             await client.get(f"{endpoint.url}/health")
-            longest_s = max(longest_s, time.monotonic() - began)
+        spent_s = time.process_time() - since
     response = await asked
     (param,) = LARGE_BODIES[name]
     assert response.status_code == 400 and response.json()["error"]["param"] == param[:80]
-    assert longest_s < 1.0
+    # The endpoint runs in this process, so this is all that another request may have waited for.
+    # The time itself depends on what else the machine does.
+    assert spent_s < 1.0
 
 
 def test_a_long_conversation_and_a_long_text_are_answered(serve):
