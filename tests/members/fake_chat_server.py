@@ -26,6 +26,10 @@ class FakeChatServer:
         self.asked: list[Any] = []
         self.said: list[str] = []
         self.headers: Any = {}
+        self.formatted: str | None = None
+        """Ollama's reply to a request with a ``format``; None: as to any other."""
+        self.format_error: str | None = None
+        """Ollama's error for a request with a ``format``."""
         self.go_on = threading.Event()
         """Cleared: after three words the server waits, so that a client can hang up."""
         self.go_on.set()
@@ -61,7 +65,10 @@ class FakeChatServer:
         messages = [
             {"role": message["role"], "content": message["content"]} for message in body["messages"]
         ]
-        words = re.findall(r"\s*\S+", self.talker._reply(convert_to_messages(messages)))
+        reply = self.talker._reply(convert_to_messages(messages))
+        if body.get("format") and self.formatted is not None:
+            reply = self.formatted
+        words = re.findall(r"\s*\S+", reply)
         shape = _ollama if {"ollama": "/api/chat"}.get(self.kind) == path else _openai
         for at, word in enumerate([*words, ""]):
             if at == 3:
@@ -119,6 +126,9 @@ def _answering(server: FakeChatServer) -> type[BaseHTTPRequestHandler]:
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             server.headers = self.headers
+            if body.get("format") and server.format_error is not None:
+                server.asked.append(body)
+                return self._refuse(server.format_error)
             self._begin()
             try:
                 for line in server.lines(self.path, body):
@@ -126,6 +136,15 @@ def _answering(server: FakeChatServer) -> type[BaseHTTPRequestHandler]:
                     self.wfile.flush()
             except OSError:
                 server.hung_up.set()
+            return None
+
+        def _refuse(self, error: str) -> None:
+            text = json.dumps({"error": error}).encode()
+            self.send_response(500)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
 
         def _begin(self) -> None:
             self.send_response(200)

@@ -56,6 +56,7 @@ from ..threads import ConcurrentMember, Work, note_sign
 from .continuing import QUOTED, is_undecided, joined, repeatable, repeated_words
 from .names import chat_model_named, key_of, name_of, settings_of
 from .replies import Reply
+from .settings import format_of, sampling_of
 from .stream import OpenStream, StreamPart
 from .words import words_of
 
@@ -90,6 +91,8 @@ INPUTS = {
     "video": "video_inputs",
 }
 """Kinds of attachments -> their keys in a chat model's ``profile``."""
+_REFUSED_FORMAT = re.compile("format|schema|grammar")
+"""What Ollama's errors are about if it cannot read a schema."""
 Dollars = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Price = Annotated[
     Sequence[Dollars],
@@ -121,7 +124,10 @@ class ChatModelMember(ConcurrentMember):
       is not counted.
 
     A ``temperature`` above 0 is passed to the chat model; all other settings are those of the chat
-    model. As the lead, it counts as sure of a draft only if it returns log-probabilities:
+    model. Ollama's models also get temperature 0 if they have none of their own, the seed, and the
+    schema of an object.
+
+    As the lead, it counts as sure of a draft only if it returns log-probabilities:
     ``ChatOpenAI(..., logprobs=True)``.
     """
 
@@ -306,15 +312,13 @@ class ChatModelMember(ConcurrentMember):
         wait_s = self._wait_s(job)
         note_sign(wait_s)
         messages = self._messages(query.turns, query.tools, query.constraint)
-        options: dict[str, Any] = {}
-        if job.sampling.temperature > 0:
-            options["temperature"] = job.sampling.temperature
+        options = sampling_of(self.model, job.sampling)
         # The constraint demands the text so far; no member wrote it.
         is_demanded = query.constraint is not None and not any(
             segment.tokens for segment in job.answer
         )
         if is_demanded or not answer:
-            parts = self._parts(messages, options)
+            parts = self._begun(messages, options, format_of(self.model, query.constraint))
             sent = _words_in(messages)
             stream = OpenStream(parts, "", sent, query.constraint, job.sampling)
             if stream.agrees_with(answer) or stream.finish == REFUSAL:
@@ -383,6 +387,26 @@ class ChatModelMember(ConcurrentMember):
         reply = Reply(self.name, self.model, self._key, self.thinking_tokens, may_be_empty)
         return reply.parts(messages, options)
 
+    def _begun(
+        self, messages: Sequence[BaseMessage], options: Mapping[str, Any], format: Any
+    ) -> Iterator[StreamPart]:
+        """The beginning of an answer, in a format of Ollama's if there is one. Its server reads
+        fewer schemas than this package; a schema that it refuses is only in the prompt."""
+        if format is None:
+            yield from self._parts(messages, options)
+            return
+        parts = self._parts(messages, {**options, "format": format})
+        try:
+            first = next(parts)
+        except MemberError as error:
+            if not _REFUSED_FORMAT.search(str(error)):
+                raise
+            log.info("%s is asked again without a format: %s", self.name, error)
+            yield from self._parts(messages, options)
+            return
+        yield first
+        yield from parts
+
     def _wait_s(self, job: DraftJob) -> float:
         """How much later than the next chunk of an open stream the first of a new request may
         come."""
@@ -427,14 +451,20 @@ class ChatModelMember(ConcurrentMember):
                 break
         yield from parts
 
+    def _greedy(self) -> dict[str, Any]:
+        """The settings of a ballot and of a trial: greedy where the chat model's own settings leave
+        that open."""
+        return sampling_of(self.model, Sampling())
+
     def _find_way(self, wait_s: float) -> str:
-        """The first way in which the model continues to count, or "". Greedy decoding is not needed
-        for that."""
+        """The first way in which the model continues to count, or ""."""
         failure = None
         for way in WAYS:
             replies: list[str] = []
             note_sign(wait_s)
-            parts = self._continued(self._messages(TRIAL), TRIAL_BEGUN, way, {}, replies=replies)
+            parts = self._continued(
+                self._messages(TRIAL), TRIAL_BEGUN, way, self._greedy(), replies=replies
+            )
             stream = OpenStream(parts, "")
             try:
                 text = stream.first_words(2)
@@ -468,7 +498,8 @@ class ChatModelMember(ConcurrentMember):
         orders = [list(range(size)), list(reversed(range(size)))]
         for order in orders if size > 1 else []:
             messages = self._ballot_messages(job, order)
-            stream = OpenStream(self._parts(messages, {}), "", _words_in(messages))
+            parts = self._parts(messages, self._greedy())
+            stream = OpenStream(parts, "", _words_in(messages))
             reply = stream.first_words(BALLOT_WORDS)
             effort += stream.new_usage()
             letter = chosen_letter(reply, [f"\0{number}" for number in order])

@@ -16,7 +16,7 @@ def chat_model_of(client: Client, model: str, owner: str) -> Any:
     """A chat model for this server, with the client's key, certificate authorities and time
     limit."""
     address = client.address
-    # a seed makes answers at a temperature above 0 repeatable, too
+    # a request with a temperature above 0 replaces both
     common: dict[str, Any] = {"model": model, "temperature": 0.0, "seed": 0}
     try:
         if owner == LIBRARY or is_ollama(client):
