@@ -12,13 +12,12 @@ from ..core.values import CallFormat, Constraint
 from ..errors import UsageError, advised
 from .calls import CallReader, search, trigger
 from .rules import Rule, grammars_of, reason
-from .vocabulary import Mask, Tokens, llguidance, words_of
+from .vocabulary import BYTES, Mask, Tokens, llguidance, words_of
 
 LONGEST_FORCED = 20_000
 """The limit of forced text in bytes, because a grammar without an end would force text forever."""
 KEPT = 64
 """How many grammars are cached for each vocabulary."""
-_BYTES = Tokens(())
 
 
 class State:
@@ -124,7 +123,7 @@ def shared_start(texts: Sequence[AnyStr]) -> AnyStr:
 
 @lru_cache(maxsize=KEPT)
 def _byte_matcher(lark: str) -> Any:
-    return llguidance().LLMatcher(_BYTES.tokenizer, lark)
+    return llguidance().LLMatcher(BYTES.tokenizer, lark)
 
 
 class _Compiled:

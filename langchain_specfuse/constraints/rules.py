@@ -14,7 +14,7 @@ from ..core.values import CallFormat, Constraint
 from ..errors import UsageError, advised
 from .calls import CallReader, dumped, format_in
 from .schema import LeftOut, RewrittenSchema, rewrite
-from .vocabulary import llguidance
+from .vocabulary import BYTES, llguidance
 
 SPELLING = {
     "item_separator": ", ",
@@ -116,7 +116,7 @@ def _json(schema: Any) -> Rule:
 
 def _rewritten(schema: Any, where: str) -> RewrittenSchema:
     try:
-        return rewrite(schema, where, error_of)
+        return rewrite(schema, where, error_of, gives_up)
     except RecursionError:
         raise advised(
             UsageError(f"{where} is nested too deep"), "make the schema flatter"
@@ -136,6 +136,16 @@ def error_of(schema: Any) -> str:
         if type(error).__name__ != "PanicException":
             raise
         return "a keyword has a value of a wrong type"
+
+
+def gives_up(schema: Any, text: str) -> bool:
+    """Whether llguidance gives up at the beginning of a value of this schema, or after this text in
+    it, because too many rules of its grammar match."""
+    matcher = llguidance().LLMatcher(BYTES.tokenizer, f"start: {_embedded(schema)}", log_level=0)
+    matcher.compute_bitmask()
+    matcher.try_consume_tokens(list(text.encode()))
+    matcher.compute_bitmask()
+    return bool(matcher.is_error())
 
 
 def reason(error: str) -> str:

@@ -115,6 +115,11 @@ MOST_ALTERNATIVES = 10_000
 out every one."""
 
 
+WIDE = 400
+"""From this number of optional properties or alternatives of one value on, it is tried whether
+llguidance can tell them apart. It gives up at about 500 optional properties."""
+
+
 class LeftOut(NamedTuple):
     """A part of a schema that the grammar does not enforce."""
 
@@ -136,11 +141,17 @@ class RewrittenSchema(NamedTuple):
     """The parts in the order of the original schema; empty if nothing was left out."""
 
 
-def rewrite(schema: Any, where: str, error_of: Callable[[Any], str]) -> RewrittenSchema:
+def rewrite(
+    schema: Any,
+    where: str,
+    error_of: Callable[[Any], str],
+    gives_up: Callable[[Any, str], bool],
+) -> RewrittenSchema:
     """The schema for llguidance. Raises ``UsageError`` if no value can satisfy it, or if it is not
     a schema.
 
-    ``error_of`` returns llguidance's error for a schema, or "".
+    ``error_of`` returns llguidance's error for a schema, or "". ``gives_up`` says whether it gives
+    up after this beginning of a value, because too much may follow.
     """
 
     def error_within_limits(schema: Any) -> str:
@@ -166,6 +177,7 @@ def rewrite(schema: Any, where: str, error_of: Callable[[Any], str]) -> Rewritte
             f"{endless[0]} is impossible: it refers to itself without end, so no value is ever "
             "complete"
         )
+    rewriter.refuse_too_wide(gives_up)
     left_out = {part.path: part for part in reversed(rewriter.left_out)}
     return RewrittenSchema({**root, "$defs": definitions}, tuple(reversed(left_out.values())))
 
@@ -263,6 +275,21 @@ class _Rewriter:
         return _unsupported(
             f"{where} is not supported: {error:.300}", "fix the schema, or leave this part out"
         )
+
+    def refuse_too_wide(self, gives_up: Callable[[Any, str], bool]) -> None:
+        """Refuse a value that may go on in so many ways that llguidance would give up in the middle
+        of an answer."""
+        for path, schema in self._rewritten:
+            if not isinstance(schema, dict) or _width(schema) < WIDE:
+                continue
+            whole = {**schema, "$defs": self.definitions}
+            if gives_up(whole, "{") or gives_up(_after_required(schema), '{"a": 0'):
+                raise _unsupported(
+                    f"{path} has too many optional properties or alternatives for a grammar: "
+                    f"{_width(schema):,}; about 500 optional properties are possible, or 2,000 "
+                    "alternatives",
+                    "require properties that are always there, or split the schema into several",
+                )
 
     # --- what llguidance refuses ------------------------------------------------------------------
 
@@ -691,6 +718,52 @@ def _alternatives(root: dict[str, Any]) -> int:
 
     count(root)
     return most
+
+
+def _width(schema: Any) -> int:
+    """The number of optional properties and alternatives of one value, without its definitions.
+
+    >>> _width({"properties": {"a": {}, "b": {}, "c": {}}, "required": ["b"]})
+    2
+    """
+    if not isinstance(schema, dict):
+        return 0
+    required = set(_strings(schema.get("required")))
+    optional = [name for name in _strings(schema.get("properties")) if name not in required]
+    alternatives = _list(schema.get("anyOf"))
+    parts = sum(map(_width, [*_list(schema.get("allOf")), *alternatives]))
+    return len(optional) + len(alternatives) + parts
+
+
+def _optional_run(schema: dict[str, Any]) -> int:
+    """The most optional properties that follow one another after a required one.
+
+    >>> properties = dict.fromkeys("abcdef", {})
+    >>> _optional_run({"properties": properties, "required": ["b", "e"]})
+    2
+    """
+    required = set(_strings(schema.get("required")))
+    longest = 0
+    run: int | None = None
+    for name in _strings(schema.get("properties")):
+        if name in required:
+            run = 0
+        elif run is not None:
+            run += 1
+            longest = max(longest, run)
+    return longest
+
+
+def _after_required(schema: dict[str, Any]) -> dict[str, Any]:
+    """An object with one required property, and then as many optional ones as follow one another
+    in this object after a required one."""
+    optional = {f"b{number}": True for number in range(_optional_run(schema))}
+    return {
+        "type": "object",
+        "properties": {"a": {"const": 0}, **optional},
+        "required": ["a"],
+        "additionalProperties": schema.get("additionalProperties", True) is not False,
+    }
 
 
 def _is_reference(schema: Any) -> bool:

@@ -99,6 +99,10 @@ class Tokens:
         return [token for token, word in enumerate(self.words) if crosses(word)]
 
 
+BYTES = Tokens(())
+"""The vocabulary whose tokens are the bytes."""
+
+
 class _Table:
     """A vocabulary with the interface that llguidance expects."""
 

@@ -114,6 +114,7 @@ WRONG: list[tuple[Any, str]] = [
     ({"enum": [{"a": ["\x1f"]}]}, "a different value would be written"),
     ({"allOf": [{"anyOf": [{"minimum": n + m} for n in range(70)]} for m in range(6)]}, "too many alternatives"),
     ({"$ref": "#/$defs/A10", "$defs": REPEATED | {"A0": {"type": "string"}}}, "too many alternatives"),
+    ({"anyOf": [{"type": "object", "properties": {f"a{n}": {}}, "required": [f"a{n}"]} for n in range(2100)]}, "2,100"),
     # not a schema
     ([1], "not a JSON schema"),
     ({"type": "thing"}, "Invalid type: thing"),

@@ -78,6 +78,31 @@ def test_a_schema_of_any_depth_is_compiled_or_refused(endpoint):
         assert endpoint.ask(response_format=wrapped, max_tokens=2).status_code in (200, 400)
 
 
+def many(count, **words):
+    """Return a format for an object with this many properties."""
+    properties = {f"property_{number}": {"type": "string"} for number in range(count)}
+    schema = {"type": "object", "properties": properties, **words}
+    return {"type": "json_schema", "json_schema": {"name": "many", "schema": schema}}
+
+
+def test_a_schema_with_more_optional_properties_than_a_grammar_takes_is_refused(serve):
+    endpoint = serve(ensemble("{}"))
+    shapes = [
+        many(3000),
+        many(3000, required=["property_0"]),
+        many(1, additionalProperties=many(700)["json_schema"]["schema"]),
+    ]
+    for shape in shapes:
+        error = wrong(endpoint.ask(response_format=shape), 400, "invalid_value")
+        assert "optional properties" in error["message"]
+        assert "500" in error["message"]
+        assert "-> require properties" in error["message"]
+    answer = endpoint.ask(response_format=many(500))
+    assert answer.json()["choices"][0]["message"]["content"] == "{}"
+    required = many(1000, required=[f"property_{number}" for number in range(1000)])
+    assert endpoint.ask(response_format=required, max_tokens=2).status_code == 200
+
+
 def test_a_body_that_is_too_large_is_not_read_to_its_end(endpoint, monkeypatch):
     """The buffers between two sockets hold some of it, but not 640 MB."""
     wrong(endpoint.post(b" " * 20_001), 413, "body_too_large")
