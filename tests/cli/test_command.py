@@ -677,12 +677,51 @@ def test_a_schema_a_pattern_and_a_choice_are_enforced(ask, tmp_path):
         assert (code, out) == (MISUSED, "") and "city.json" in err
 
 
-@pytest.mark.parametrize("more", [[], ["-q"], ["--json"]])
-def test_an_answer_that_the_budget_cuts_before_it_fits_its_format_fails(ask, tmp_path, more):
+@pytest.fixture
+def city_schema(tmp_path):
     file = tmp_path / "city.json"
     file.write_text(
         '{"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}'
     )
+    return file
+
+
+@pytest.mark.parametrize("more", [[], ["-q"], ["--json"]])
+def test_a_refusal_instead_of_an_object_fails(ask, city_schema, more):
+    """Without a format, a refusal is an answer, and the exit code is 0."""
+    refusing = ScriptedMember(ScriptedMember.refusal("I cannot help."), name="a")
+    code, out, err = ask("Where?", "--schema", str(city_schema), *more, by=[refusing])
+    assert code == FAILED
+    last = err.splitlines()[-1]
+    assert "error: the answer does not fit --schema" in last
+    assert "refused" in last
+    if "--json" in more:
+        assert json.loads(out.splitlines()[-1])["finish"] == "refusal"
+    else:
+        assert "a refused: I cannot help." in err
+    assert ask("Where?", *more, by=[refusing])[0] == FINE
+
+
+@pytest.mark.parametrize("more", [[], ["-q"], ["--json"]])
+def test_an_object_that_a_check_ends_fails(ask, city_schema, more):
+    """A beginning of an object is printed, but a program must not take it for the answer."""
+    city = ScriptedMember('{"city": "the eternal city of Rome"}', name="a")
+    argv = ["--schema", str(city_schema), "--check", "forbids:Rome", *more]
+    code, out, err = ask("Where?", *argv, by=[city])
+    assert code == FAILED
+    assert "the eternal city" in out
+    if "--json" not in more:  # whose rounds contain what was refused
+        assert "Rome" not in out.split("✗")[0]
+    assert "error: no text passed the check \"forbids('Rome')\"" in err
+    argv[3] = "forbids:Paris"
+    assert ask("Where?", *argv, by=[city])[0] == FINE
+
+
+@pytest.mark.parametrize("more", [[], ["-q"], ["--json"]])
+def test_an_answer_that_the_budget_cuts_before_it_fits_its_format_fails(
+    ask, tmp_path, city_schema, more
+):
+    file = city_schema
     city = ScriptedMember('{"city": "the eternal city of Rome"}', name="a")
     code, out, err = ask("Where?", "--schema", str(file), "--max-tokens", "3", *more, by=[city])
     assert (code, "the eternal city" in out) == (FAILED, True)
