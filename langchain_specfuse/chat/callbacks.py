@@ -83,8 +83,8 @@ class ExitEvent:
     round: int
     member: str
     kind: str
-    """``exit`` when it was voted out, else ``error``, ``timeout``, ``nan``, ``overflow`` or
-    ``not_found``."""
+    """``exit`` when it was voted out, else ``error``, ``timeout``, ``nan``, ``overflow``,
+    ``denied`` or ``not_found``."""
     reason: str
     weights: Mapping[str, float]
     """The weights of the members that stay."""

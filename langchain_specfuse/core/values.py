@@ -305,8 +305,14 @@ BUDGET = "budget"
 REFUSAL = "refusal"
 """Not a failure: the member refuses to write (the message is its refusal). It has no draft in this
 round, but stays in the answer."""
-KINDS = ("error", "timeout", "nan", "overflow", "not_found", BUDGET, REFUSAL)
+KINDS = ("error", "timeout", "nan", "overflow", "denied", "not_found", BUDGET, REFUSAL)
 """How a member can fail."""
+WRONG_SETTINGS = {
+    "denied": "check its key, and what the key's account may use",
+    "not_found": "check the name of its model, and the address of its server",
+}
+"""Kinds of failures that do not pass by themselves, because the member's settings look wrong ->
+what to do, if the member itself has no advice."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ FIRST_PAUSE_S = 30.0
 """How long a member pauses after a failure, if another one can take its place."""
 LONGEST_PAUSE_S = 300.0
 """The pause doubles with each further failure, up to this."""
-FAILURES = frozenset({"error", "timeout", "nan", "not_found"})
+FAILURES = frozenset({"error", "timeout", "nan", "denied", "not_found"})
 """The kinds of failures that concern the member and not just one answer."""
 
 

@@ -23,7 +23,7 @@ from ..core.panel import Panel
 from ..core.referee import FREE, Referee
 from ..core.round import Departure, Round
 from ..core.rounds import Loop, rounds
-from ..core.values import Failure, Panelist, Query
+from ..core.values import WRONG_SETTINGS, Failure, Panelist, Query
 from ..errors import EnsembleError, MemberError, UsageError, advised, emptied
 from .breaker import Breaker
 from .drive import Admission, adrive, drive
@@ -474,6 +474,7 @@ class Ensemble:
             # has been reported, and the member may be loaded by now.
             if not isinstance(gone.cause, UsageError) and gone not in panel.absent:
                 self.breaker.failed(gone.member, gone.kind)
+                _warn_of_wrong_settings(gone)
         for name in {*round.drafts, *round.refusals}:
             self.breaker.worked(name, is_done=bool(round.finish))
 
@@ -488,6 +489,21 @@ class Ensemble:
                 if not isinstance(failure.__cause__, UsageError) and failure.member not in absent:
                     self.breaker.failed(failure.member, failure.kind)
             raise
+
+
+def _warn_of_wrong_settings(gone: Departure) -> None:
+    """Say that a member will not work again by itself. Because the others write its answers, nobody
+    might notice. The provider's message is left out: it may quote the question."""
+    if gone.kind not in WRONG_SETTINGS:
+        return
+    advice = getattr(gone.cause, "__notes__", ()) or [f"-> {WRONG_SETTINGS[gone.kind]}"]
+    log.warning(
+        "the settings of %s look wrong (%s): until they are corrected, it writes no answer, and "
+        "the other members write without it\n%s",
+        gone.member,
+        gone.kind,
+        "\n".join(advice),
+    )
 
 
 def _loop(query: Query, settings: Settings, panel: Panel, referee: Referee) -> Loop:

@@ -304,8 +304,8 @@ async def test_an_agent_retries_a_hosted_member_only_where_that_can_help(
 @pytest.mark.parametrize(
     ("failing_server", "kind", "advice"),
     [
-        (401, "error", "OPENAI_API_KEY"),
-        (403, "error", "account"),
+        (401, "denied", "OPENAI_API_KEY"),
+        (403, "denied", "account"),
         (404, "not_found", "model's name"),
         (413, "overflow", "shorten"),
         (422, "error", "settings"),

@@ -253,7 +253,44 @@ def test_a_provider_that_breaks_off_is_replaced_in_mid_sentence(hosted, how, aft
     begun = [message["content"] for message in other.asked[0]["messages"][1:]]
     assert text.startswith("".join(begun)) and len(failing.asked) == 1
     (left,) = joined(chunks).response_metadata["specfuse"]["exits"]
-    assert left["member"] == "a" and left["kind"] == ("timeout" if how == "hang" else "error")
+    assert left["member"] == "a"
+    assert left["kind"] == {"hang": "timeout", "401": "denied"}.get(how, "error")
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "check"),
+    [
+        ("401", "denied", "OPENAI_API_KEY"),
+        ("403", "denied", "account"),
+        ("404", "not_found", "the name of its model"),
+    ],
+)
+def test_a_lead_with_wrong_settings_is_named_with_what_to_check(hosted, caplog, how, kind, check):
+    """Its reserve writes every answer, so without a warning nobody would notice."""
+    (first, _), (second, _) = hosted("a", fails_after=0, how=how), hosted("b")
+    seen: list[tuple[str, str]] = []
+    handler = SpecFuseCallbackHandler(on_exit=lambda exit: seen.append((exit.member, exit.kind)))
+    llm = SpecFuseChatModel(members=[first, second], max_tokens=200)
+    answer = llm.invoke("Count.", {"callbacks": [handler]})
+    assert umlauts(answer.text) == list(range(24))
+    (left,) = answer.response_metadata["specfuse"]["exits"]
+    assert (left["member"], left["kind"]) == ("a", kind)
+    assert how in left["reason"]
+    assert seen == [("a", kind)]
+    (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    text = warning.getMessage()
+    assert "settings of a look wrong" in text
+    assert check in text
+    caplog.clear()
+    assert umlauts(llm.invoke("Count.").text) == list(range(24))
+    assert not caplog.records, "it pauses, so that the log is not flooded"
+
+
+@pytest.mark.parametrize("how", ["500", "429", "cut"])
+def test_a_failure_that_passes_is_not_blamed_on_the_settings(hosted, caplog, how):
+    (first, _), (second, _) = hosted("a", fails_after=0, how=how), hosted("b")
+    SpecFuseChatModel(members=[first, second], max_tokens=200).invoke("Count.")
+    assert "settings" not in caplog.text
 
 
 def test_a_reply_that_ends_without_a_reason_has_broken_off_if_others_gave_one(hosted):
@@ -992,7 +1029,7 @@ def test_a_member_that_cannot_start_to_load_early_keeps_no_other_from_loading(pa
 
 def test_if_all_members_fail_the_error_names_them_in_order():
     members = failing_members((5, "raise"), (3, "500"), (0, "401"))
-    with pytest.raises(EnsembleError, match=r"a \(error\).*b \(error\).*c \(error\)") as raised:
+    with pytest.raises(EnsembleError, match=r"a \(error\).*b \(error\).*c \(denied\)") as raised:
         SpecFuseChatModel(members=members, segment_tokens=1).invoke("Count.")
     assert [failure.member for failure in raised.value.failures] == ["a", "b", "c"]
     assert numbers(raised.value.text) == list(range(len(raised.value.text.split())))

@@ -15,14 +15,16 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from langchain_openai import ChatOpenAI
 
-from langchain_specfuse import MemberError, ScriptedMember, __version__, unload
+from langchain_specfuse import ChatModelMember, MemberError, ScriptedMember, __version__, unload
 from langchain_specfuse.chat.calibration import Calibration
 from langchain_specfuse.cli.choices import method_of, options_of
 from langchain_specfuse.cli.main import FAILED, FINE, INTERRUPTED, MISUSED, UNREAD, main
 from langchain_specfuse.core.options import METHODS, Method
 from langchain_specfuse.core.values import DraftJob
 from tests.demo_members import replace_demo
+from tests.members.failing_server import FailingServer
 
 TEXT = "The sky is blue because the air scatters short waves of light more strongly than long ones."
 OTHER = (
@@ -121,6 +123,22 @@ def test_the_command_shows_that_the_lead_could_not_be_loaded_and_what_to_do(ask,
     shown = "big left (error): the file breaks off\n   -> download it again\n"
     assert shown in out and out.count("big left") == 1
     assert "big cannot be loaded: the file breaks off\n-> download it again" in caplog.text
+
+
+@pytest.mark.parametrize("more", [[], ["-q"], ["--json"]])
+def test_the_command_says_which_settings_of_the_lead_look_wrong(ask, more, caplog):
+    server = FailingServer("a", fails_after=0, how="401")
+    model = ChatOpenAI(model="m", base_url=server.url, api_key="none", max_retries=0)
+    by = [ChatModelMember(model, name="first"), ScriptedMember(TEXT, name="second")]
+    try:
+        code, out, err = ask("Why?", *more, by=by)
+    finally:
+        server.stop()
+    assert code == FINE
+    assert "settings of first look wrong" in err + caplog.text
+    assert "OPENAI_API_KEY" in err + caplog.text
+    if "--json" in more:
+        assert json.loads(out.splitlines()[0])["left"][0]["kind"] == "denied"
 
 
 def test_flags_reach_the_members(ask):

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from langchain_openai import ChatOpenAI
 
-from langchain_specfuse import SpecFuseCallbackHandler
+from langchain_specfuse import ChatModelMember, ScriptedMember, SpecFuseCallbackHandler
+from tests.members.failing_server import FailingServer
+
+from .conftest import BLUE, ensemble
 
 
 def test_rounds_segments_weights_and_tokens_are_those_of_the_chat_models_events(serve):
@@ -49,3 +53,17 @@ def test_every_request_is_counted_once_as_an_answer_or_as_refused(serve):
         == 0
     )
     assert endpoint.get("/metrics").headers["content-type"].startswith("text/plain")
+
+
+def test_a_wrong_key_behind_a_reserve_is_in_the_metrics_and_in_the_log(serve, caplog):
+    server = FailingServer("a", fails_after=0, how="401")
+    model = ChatOpenAI(model="m", base_url=server.url, api_key="none", max_retries=0)
+    members = [ChatModelMember(model, name="a"), ScriptedMember(BLUE, name="b")]
+    endpoint = serve(ensemble(*members, lead="a"))
+    try:
+        assert endpoint.ask().json()["choices"][0]["message"]["content"] == BLUE
+        assert endpoint.counted("specfuse_exits_total", 1, member="a", kind="denied")
+        assert "settings of a look wrong" in caplog.text
+        assert "OPENAI_API_KEY" in caplog.text
+    finally:
+        server.stop()

@@ -35,11 +35,13 @@ _UNREACHED = {"ConnectError", "ConnectionError", "ModelConnectionError", "APICon
 """Classes of the errors of httpx, Python, langchain-core and the providers' clients."""
 _KINDS = {
     "ModelTimeoutError": "timeout",
+    "ModelAuthenticationError": "denied",
+    "ModelPermissionDeniedError": "denied",
     "ContextOverflowError": "overflow",
     "ModelNotFoundError": "not_found",
 }
 """Classes of langchain-core that mean a failure of a kind."""
-_STATUSES = {404: "not_found", 408: "timeout", 413: "overflow"}
+_STATUSES = {401: "denied", 403: "denied", 404: "not_found", 408: "timeout", 413: "overflow"}
 """HTTP statuses that mean a failure of a kind."""
 _BROKEN = {"error", "abort", "aborted", "network_error", "insufficient_system_resource"}
 """Finish reasons that mean that the provider failed in the middle of a reply: those of OpenRouter,

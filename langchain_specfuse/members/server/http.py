@@ -322,7 +322,7 @@ class Client:
         """The error of a reply with an error status."""
         status = reply.status
         text = self._without_key(_message_in(reply))[:SHOWN]
-        kind = "not_found" if status == 404 else "error"
+        kind = {401: "denied", 403: "denied", 404: "not_found"}.get(status, "error")
         if status == 413 or _is_too_long(text):
             kind = "overflow"
         message = f"{self._server(reply.path)} answered {status}: {text}"
