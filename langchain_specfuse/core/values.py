@@ -157,7 +157,7 @@ class Effort:
     prompt: int = 0
     """Length of the prompt (0: unknown)."""
     seconds: float = 0.0
-    """How long it took; in a batch, its share of the time."""
+    """How long it took, without its wait for a turn; in a batch, its share of the time."""
     began: float = 0.0
     """Start, in seconds of ``time.time()`` (0: unknown)."""
     requests: int = 0

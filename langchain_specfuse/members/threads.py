@@ -15,11 +15,12 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
 from ..core.silence import LOOKS, Silence, late, silent
-from ..core.values import DraftJob, Failure, ScoreJob
+from ..core.values import Draft, DraftJob, Failure, Scored, ScoreJob
 from ..errors import MemberError, UsageError, amount
 from ..secret_values import masked
 
@@ -159,6 +160,8 @@ class _Call:
         self.is_late = False
         """Whether it was given up."""
         self._began = 0.0
+        self._began_at = 0.0
+        """The same in seconds of ``time.time()``."""
         self._silence: Silence | None = None
         self._interrupt: Callable[[], None] | None = None
         self._lock = threading.Lock()
@@ -170,6 +173,7 @@ class _Call:
     def start_clock(self) -> None:
         """Count its time from now on: waiting in a queue does not count."""
         self._began = self.sign = time.monotonic()
+        self._began_at = time.time()
         if self.job.silence_s is not None:
             self._silence = Silence(self.job.silence_s, self.sign, self.sign)
 
@@ -189,6 +193,14 @@ class _Call:
         if self.job.timeout_s is not None and now >= self._began + self.job.timeout_s:
             return late(self.job.timeout_s)
         return None
+
+    def timed(self, reply: Any) -> Any:
+        """Its reply with the time that it took since it began."""
+        if not isinstance(reply, Draft | Scored | Failure) or reply.effort.began:
+            return reply
+        seconds = reply.effort.seconds or time.monotonic() - self._began
+        effort = replace(reply.effort, began=self._began_at, seconds=seconds)
+        return replace(reply, effort=effort)
 
     def reply(self, reply: Any) -> None:
         """Deliver its reply."""
@@ -290,7 +302,7 @@ class Calls:
 
     def _run(self, call: _Call) -> None:
         _THREAD.call = call
-        reply = _reply(call)
+        reply = call.timed(_reply(call))
         _THREAD.call = None
         with self._news:
             if call.is_late:
@@ -355,7 +367,7 @@ class Calls:
                     del self._under_way[call]
                     self._late[call] = None
                     self._over.pop(call.job.query.id, None)  # it forgets the query itself
-                    exceeded.append((call, failure))
+                    exceeded.append((call, call.timed(failure)))
             return exceeded
 
 

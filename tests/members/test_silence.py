@@ -11,6 +11,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -407,6 +408,32 @@ def test_a_server_that_answers_each_request_in_time_is_not_late(served: Any) -> 
     server.fault = slow
     replies = replies_of(member, [asking(f"Why {number}?") for number in range(4)])
     assert all(isinstance(reply, Draft) for reply in replies)
+
+
+def test_the_seconds_of_a_job_do_not_include_its_wait_for_a_turn(served: Any) -> None:
+    """A job that waited behind a slow one would look as slow in traces and evaluations."""
+    server, member = served
+    member.max_concurrency = 1
+    begun, go_on = threading.Event(), threading.Event()
+
+    def held(path: str, _: int) -> None:
+        if drawing(path) and not begun.is_set():
+            begun.set()
+            go_on.wait(PATIENCE_S)
+
+    server.fault = held
+    worker, replies = new_worker(), dict[str, Any]()
+    for name in ("first", "second"):
+        deliver = partial(replies.__setitem__, name)
+        worker.put(QueuedJob(member, "draft", asking(f"Why {name}?"), deliver))
+    assert begun.wait(PATIENCE_S)
+    went_on = time.time()
+    go_on.set()
+    assert until(lambda: len(replies) == 2)
+    first, second = replies["first"].effort, replies["second"].effort
+    assert first.began < went_on
+    assert second.began >= went_on
+    assert second.began + second.seconds <= time.time()
 
 
 def test_a_request_that_hangs_keeps_no_other_answer_of_a_server_waiting(served: Any) -> None:
