@@ -115,6 +115,8 @@ WRONG: list[tuple[Any, str]] = [
     ({"allOf": [{"anyOf": [{"minimum": n + m} for n in range(70)]} for m in range(6)]}, "too many alternatives"),
     ({"$ref": "#/$defs/A10", "$defs": REPEATED | {"A0": {"type": "string"}}}, "too many alternatives"),
     ({"anyOf": [{"type": "object", "properties": {f"a{n}": {}}, "required": [f"a{n}"]} for n in range(2100)]}, "2,100"),
+    ({"properties": {f"a{n}": {} for n in range(1500)}, "allOf": [{"required": ["a0"]}]}, "optional properties"),
+    ({"patternProperties": {f"^a{n}$": {} for n in range(300)}}, "more than 100 patternProperties"),
     # not a schema
     ([1], "not a JSON schema"),
     ({"type": "thing"}, "Invalid type: thing"),
