@@ -91,7 +91,7 @@ INPUTS = {
     "video": "video_inputs",
 }
 """Kinds of attachments -> their keys in a chat model's ``profile``."""
-_REFUSED_FORMAT = re.compile("format|schema|grammar")
+_REFUSED_FORMAT = re.compile(r"\b(format|schema|grammar)\b")
 """What Ollama's errors are about if it cannot read a schema."""
 Dollars = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Price = Annotated[
