@@ -129,6 +129,7 @@ class Client:
         """Whether a connection was refused or cut. Another server may have taken its place."""
         self.last_sign = 0.0
         """When bytes last arrived."""
+        self._owner = os.getpid()
         self._closed = False
         self._retired = False
         self._uses = 0
@@ -164,15 +165,25 @@ class Client:
                 unusable, 'correct or unset the proxy; for SOCKS: pip install "httpx2[socks]"'
             ) from error
 
+    @property
+    def is_inherited(self) -> bool:
+        """Whether the connections belong to the process from which this one was forked: replies to
+        its requests would get mixed up with replies to ours."""
+        return self._owner != os.getpid()
+
     def close(self) -> None:
-        """Close all connections. Requests under way fail."""
+        """Close all connections. Requests under way fail, but not those of a parent process."""
         self._closed = True
+        if self.is_inherited:
+            return  # a shutdown would reach the parent, and its threads may have held the locks
         for stream in list(self._streams):
             _shut(stream)
         self._client.close()
 
     def retire(self) -> None:
         """Close all connections as soon as no job uses them."""
+        if self.is_inherited:
+            return
         with self._lock:
             self._retired = True
             is_unused = not self._uses
@@ -224,7 +235,7 @@ class Client:
                 return self.parsed(outcome)
             pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**attempt)
             pause = max(pause, _retry_after(outcome))
-            if attempt == RETRIES or time.monotonic() + pause > deadline or self._closed:
+            if attempt == RETRIES or time.monotonic() + pause > deadline:
                 raise self._failure(outcome, path)
             log.info("%s: retrying %s in %.1f s", self.member, path, pause)
             time.sleep(pause)
@@ -235,17 +246,24 @@ class Client:
     ) -> HttpReply | httpx2.TransportError:
         """One attempt."""
         self._now.deadline = deadline
+        self._refuse_over()  # there may have been a long pause since the last attempt
         try:
             return self._reply(method, path, body, deadline)
         except httpx2.TransportError as error:
-            refuse_late()  # its connection was shut here, and says nothing about the server
+            self._refuse_over()  # the connection was shut here, which says nothing about the server
             # A server that has not replied in time may still be at work: another request would only
-            # add to its load.
-            if isinstance(error, httpx2.ReadTimeout):
+            # add to its load. While no connection is free, earlier requests wait for the server.
+            if isinstance(error, httpx2.ReadTimeout | httpx2.PoolTimeout):
                 message = f"{self._server(path)} did not answer within {self.address.timeout_s:g} s"
                 raise MemberError(message, member=self.member, kind="timeout") from error
             self.broken = True
             return error
+
+    def _refuse_over(self) -> None:
+        """Raise if nobody waits for this thread's request any more, or if it cannot be sent."""
+        refuse_late()
+        if self._closed:
+            raise MemberError("its connections were closed meanwhile", member=self.member)
 
     def _reply(
         self, method: str, path: str, body: Mapping[str, Any] | None, deadline: float

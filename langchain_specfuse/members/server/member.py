@@ -185,9 +185,14 @@ class ServerMember(ConcurrentMember):
 
     def probe(self) -> Probe:
         with self._connecting:
-            if self._ready is None:
+            if self._ready is None or not self._is_connected():
                 self._ready = self._connected()
             return self._ready
+
+    def _is_connected(self) -> bool:
+        """Whether this process has connections. It has none after a fork, and if the member was
+        unloaded while it connected."""
+        return self._client is not None and not self._client.is_inherited
 
     def _connected(self) -> Probe:
         """Connect anew, and find out what is served."""

@@ -208,7 +208,7 @@ class VllmMember(ServerMember):
 
     def probe(self) -> Probe:
         with self._connecting:
-            if self._ready is None:
+            if self._ready is None or not self._is_connected():
                 # Importing transformers may take longer than all requests of the trial.
                 reading = threading.Thread(
                     target=self._read_tokenizer, name="specfuse-tokenizer", daemon=True

@@ -1,0 +1,250 @@
+"""Whose connections are used, when they are closed, and what is sent on them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from langchain_specfuse import ServerMember, SpecFuseChatModel
+from langchain_specfuse.core.values import DraftJob, Failure
+from langchain_specfuse.errors import MemberError
+from langchain_specfuse.members.server import http
+from langchain_specfuse.members.server.http import Address, Client
+
+from .. import tiny
+from ..contract import draft_job
+from ..fake_chat_server import FakeChatServer
+from ..fake_server import INST_END, FakeServer
+from ..test_chat_model import STORY, talker
+
+LONG_S = 30.0
+can_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    fake = FakeServer("vllm", *tiny.cached("llama", 2, chat_template=INST_END))
+    yield fake
+    fake.stop()
+
+
+@pytest.fixture
+def served(server: FakeServer) -> Iterator[ServerMember]:
+    member = ServerMember(server.url, "tiny", name="served")
+    member.probe()
+    yield member
+    member.unload()
+
+
+def delay(server: FakeServer) -> tuple[threading.Event, threading.Event, list[str]]:
+    """Let the next request for a draft wait. Returns when it has arrived, when it may be answered,
+    and the requests from then on."""
+    arrived, go, sent = threading.Event(), threading.Event(), list[str]()
+
+    def delayed(reply: Any) -> Any:
+        arrived.set()
+        go.wait(LONG_S)
+        return reply
+
+    def fault(path: str, _: int) -> Any:
+        sent.append(path)
+        return delayed if path == "/v1/completions" else None
+
+    server.fault = fault
+    return arrived, go, sent
+
+
+def reply_of(member: ServerMember, job: DraftJob) -> Any:
+    return member.draft([job])[0]
+
+
+# --- after a fork ---------------------------------------------------------------------------------
+
+PARENT = """
+    import os, sys, threading
+    from langchain_specfuse import ServerMember, SpecFuseChatModel
+    from langchain_specfuse.core.values import DraftJob, Query, Sampling, Turn
+
+    member = ServerMember(sys.argv[1], "tiny", name="served")
+
+    def child(act):
+        sys.stdout.flush()
+        pid = os.fork()
+        if not pid:
+            try:
+                act()
+            finally:
+                sys.stdout.flush()
+                os._exit(0)
+        return pid
+"""
+
+
+def parent(code: str, server: FakeServer) -> subprocess.Popen[str]:
+    """A process that runs this code, in a group of its own: a child that hangs must not outlive the
+    test."""
+    code = textwrap.dedent(PARENT) + textwrap.dedent(code)
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", code, server.url],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def output(process: subprocess.Popen[str]) -> str:
+    """What it prints until it ends."""
+    try:
+        return process.communicate(timeout=120)[0]
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        pytest.fail("it hangs")
+
+
+@can_fork
+def test_forked_children_share_no_connection(server: FakeServer, served: ServerMember) -> None:
+    """A reply would reach the wrong one of them."""
+    questions = ["Why?", "How many are there?", "Where is it?"]
+    options = {"max_tokens": 24, "segment_tokens": 4}
+    llm = SpecFuseChatModel(members=[served], **options)
+    expected = {repr(llm.invoke(question).text) for question in questions}
+    printed = output(
+        parent(
+            f"""
+            member.token_ids("Hello")
+            llm = SpecFuseChatModel(members=[member], **{options})
+            def ask(question):
+                for _ in range(5):
+                    print(repr(llm.invoke(question).text))
+            children = [child(lambda: ask(question)) for question in {questions}]
+            for pid in children:
+                os.waitpid(pid, 0)
+            """,
+            server,
+        )
+    )
+    lines = printed.splitlines()
+    assert len(lines) == 15 and set(lines) == expected
+
+
+@can_fork
+def test_unloading_in_a_forked_child_leaves_the_parents_requests_alone(server: FakeServer) -> None:
+    process = parent(
+        """
+        member.probe()
+        print("probed", flush=True)
+        input()
+        job = DraftJob(Query("q", (Turn("user", "Why?"),)), (), 5, 5, Sampling())
+        asking = threading.Thread(target=lambda: print(member.draft([job])))
+        asking.start()
+        input()
+        os.waitpid(child(member.unload), 0)
+        print("unloaded", flush=True)
+        asking.join()
+        """,
+        server,
+    )
+    assert process.stdin is not None and process.stdout is not None
+    assert process.stdout.readline() == "probed\n"
+    arrived, go, sent = delay(server)
+    print(file=process.stdin, flush=True)
+    assert arrived.wait(LONG_S)
+    print(file=process.stdin, flush=True)
+    assert process.stdout.readline() == "unloaded\n"
+    go.set()
+    assert "Draft(text=" in output(process)
+    assert sent.count("/v1/completions") == 1
+
+
+# --- unloaded meanwhile ---------------------------------------------------------------------------
+
+
+class SlowToConnect(FakeChatServer):
+    """Keeps a client that connects waiting for the last thing that it asks."""
+
+    def __init__(self) -> None:
+        self.arrived, self.go = threading.Event(), threading.Event()
+        super().__init__("lmstudio", talker())
+
+    def listed(self, path: str) -> Any:
+        if path == "/api/version":
+            self.arrived.set()
+            self.go.wait(LONG_S)
+        return super().listed(path)
+
+
+@pytest.mark.parametrize("unload", ["the member", "the chat model"])
+def test_a_member_that_was_unloaded_while_it_connected_connects_again(unload: str) -> None:
+    server = SlowToConnect()
+    member = ServerMember(server.url, name="chat")
+    llm = SpecFuseChatModel(members=[member])
+    with ThreadPoolExecutor(1) as asking:
+        answer = asking.submit(llm.invoke, "Why is the sky blue?")
+        assert server.arrived.wait(LONG_S)
+        (member if unload == "the member" else llm).unload()
+        server.go.set()
+        assert answer.result(LONG_S).text == STORY
+    assert llm.invoke("Why is the sky blue?").text == STORY
+    member.unload()
+    server.stop()
+
+
+def test_nothing_more_is_sent_after_unload(
+    server: FakeServer, served: ServerMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The member waits between two attempts."""
+    monkeypatch.setattr(http, "FIRST_PAUSE_S", 0.5)
+    arrived, sent = threading.Event(), []
+    server.fault = lambda path, _: sent.append(path) or arrived.set() or 503
+    with ThreadPoolExecutor(1) as asking:
+        reply = asking.submit(reply_of, served, draft_job())
+        assert arrived.wait(LONG_S)
+        served.unload()
+        failure = reply.result(LONG_S)
+    assert isinstance(failure, Failure) and "closed meanwhile" in failure.message
+    assert len(sent) == 1
+
+
+def test_a_request_that_was_given_up_is_not_sent_again(
+    server: FakeServer, served: ServerMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "FIRST_PAUSE_S", 0.5)
+    sent: list[str] = []
+    server.fault = lambda path, _: sent.append(path) or 503
+    job = replace(draft_job(), timeout_s=0.1)
+    failure = reply_of(served, job)
+    assert isinstance(failure, Failure) and failure.kind == "timeout"
+    while any("specfuse-served_" in thread.name for thread in threading.enumerate()):
+        time.sleep(0.01)
+    assert len(sent) == 1
+
+
+# --- connections that are not free ----------------------------------------------------------------
+
+
+def test_a_request_that_gets_no_connection_in_time_is_late_and_breaks_nothing(
+    server: FakeServer,
+) -> None:
+    server.fault = lambda path, _: "hang"
+    client = Client(Address(server.url, timeout_s=0.5), "m", max_connections=1)
+    with ThreadPoolExecutor(4) as asking:
+        requests = [asking.submit(client.get, "/v1/models") for _ in range(4)]
+        errors = [request.exception(LONG_S) for request in requests]
+    for error in errors:
+        assert isinstance(error, MemberError) and error.kind == "timeout"
+        assert "did not answer within 0.5 s" in str(error)
+    assert not client.broken
+    client.close()
