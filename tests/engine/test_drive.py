@@ -164,6 +164,20 @@ def test_an_answer_that_exceeds_its_time_limit_raises_with_the_agreed_text(devic
     assert until(lambda: not member.open_queries)
 
 
+def test_a_reader_that_comes_late_gets_the_answer_that_was_complete_in_time(device):
+    member = ScriptedMember(BLUE, device=device)
+
+    async def read_late():
+        rounds = Ensemble([member]).arounds(query(), within(1))
+        agreed = (await anext(rounds)).text
+        while member.open_queries:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(1)
+        return agreed + text([round async for round in rounds])
+
+    assert asyncio.run(read_late()) == BLUE
+
+
 def ways_to_stop():
     """Each begins an answer, waits until the second draft is under way, and stops in its own
     way."""
