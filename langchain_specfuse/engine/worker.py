@@ -459,8 +459,9 @@ class Worker:
             reply = with_cost(queued, _checked(queued, reply), began, time.perf_counter() - since)
         except BaseException as error:  # a member may return anything
             reply = Failure.of(emptied(error))
-        _deliver([(queued, reply)])
+        # First what waits for this job, or the next job of its answer would overtake it.
         self._release_held(executor)
+        _deliver([(queued, reply)])
 
     def _waits_for_begun(self, batch: list[QueuedJob]) -> bool:
         """Whether the batch has to wait for jobs that its member has begun: a call does, and so

@@ -104,6 +104,26 @@ def test_a_call_waits_for_the_jobs_under_way_and_later_jobs_wait_for_it(worker):
     assert member.calls == ["unloaded"]
 
 
+def test_a_call_is_not_overtaken_by_the_next_job_of_an_answer_under_way(worker):
+    """Otherwise ``unload`` might have to wait for the end of the answer."""
+    member = Apart()
+
+    def ask_on(_):
+        ask(worker, member, "second")
+        assert until(lambda: member.calls or "second" in member.begun)
+
+    worker.put(QueuedJob(member, "draft", "first", ask_on))
+    assert until(lambda: member.begun)
+    worker.call(member, lambda: member.calls.append(list(member.begun)))
+    other = Apart()
+    ask(worker, other, 1)
+    assert until(lambda: other.begun), "so the call has been seen, and waits"
+    member.begun["first"]("one")
+    assert until(lambda: "second" in member.begun)
+    assert until(lambda: member.calls)
+    assert member.calls == [["first"]]
+
+
 def test_an_answer_is_forgotten_while_others_are_under_way(worker):
     member = Apart()
     ask(worker, member, 1)
