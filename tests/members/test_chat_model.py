@@ -6,7 +6,9 @@ import itertools
 import json
 import math
 import re
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial, reduce
 from operator import add
@@ -473,6 +475,26 @@ def test_a_failed_trial_runs_once_and_is_charged_to_the_answer_that_made_it() ->
         used.append((len(model.asked) - before, usage["Talker"]["requests"]))
     assert [asked for asked, _ in used] == [requests for _, requests in used]
     assert used[0][0] > used[1][0] == used[2][0]
+
+
+def test_a_trial_is_charged_to_the_draft_that_needs_it_and_to_no_other() -> None:
+    arrived, go = threading.Event(), threading.Event()
+
+    class Waiting(Talker):
+        def _stream(self, messages: Any, *args: Any, **options: Any) -> Iterator[Any]:
+            if messages[-1].text == "The sky was":
+                arrived.set()
+                go.wait(30)
+            yield from super()._stream(messages, *args, **options)
+
+    member = ChatModelMember(Waiting(asked=[], said=[], closed=[]), name="a")
+    needing = draft_job(id="needing", answer=(Segment("The sky was"),), segment_tokens=3)
+    with ThreadPoolExecutor(1) as drafting:
+        later = drafting.submit(drafted, member, needing)
+        assert arrived.wait(30)
+        other = drafted(member, draft_job(id="other", segment_tokens=3))
+        go.set()
+        assert (later.result().effort.requests, other.effort.requests) == (2, 1)
 
 
 WRITTEN = ['{"ok": true}', '{\n "ok":true}', '```json\n{"ok": true}\n```']

@@ -175,8 +175,6 @@ class ChatModelMember(ConcurrentMember):
         """How it continues a text; empty: it cannot; None: not tried yet."""
         self._repeats: int | None = 0
         """How many words of the text it repeats when it continues; None: all of them."""
-        self._unreported = Effort()
-        """The cost of trials that no reply has reported yet."""
         self._streams: dict[str, OpenStream] = {}
         """Query id -> its open stream."""
         self._refusals: dict[str, dict[Sampling, str]] = {}
@@ -187,7 +185,7 @@ class ChatModelMember(ConcurrentMember):
         """Its arguments, and how its model continues a text, but no open streams. A model that was
         given by name is created again from its name, because most providers' objects cannot be
         pickled."""
-        state = vars(self) | {"_streams": {}, "_unreported": Effort(), "last_sign": 0.0}
+        state = vars(self) | {"_streams": {}, "last_sign": 0.0}
         del state["_calls"]
         return state if self._model_name is None else state | {"model": None}
 
@@ -273,22 +271,21 @@ class ChatModelMember(ConcurrentMember):
         refusals = self._refusals.get(job.query.id, {})
         if job.sampling in refusals:
             return Failure(REFUSAL, refusals[job.sampling])
+        others: list[Effort] = []
         try:
-            stream = self._stream_for(job, answer)
+            stream = self._stream_for(job, answer, others)
         except MemberError as error:
-            spent = self._priced(self._unreported)
-            self._unreported = Effort()
+            spent = self._priced(sum(others, Effort()))
             return replace(Failure.of(error, str(error)), effort=spent)
         words_before = stream.words
         text, ended = stream.draft(answer, min(job.segment_tokens, job.max_tokens), job.max_tokens)
         thought, stream.thought = stream.thought.strip(), ""
         effort = replace(
-            self._priced(stream.new_usage() + self._unreported),
+            self._priced(sum(others, stream.new_usage())),
             read=stream.words - words_before,
             seconds=time.perf_counter() - start,
             began=began,
         )
-        self._unreported = Effort()
         if stream.is_refused_after(answer + text):
             self._refusals[job.query.id] = {**refusals, job.sampling: stream.refusal}
             self._close(job.query.id)
@@ -297,16 +294,17 @@ class ChatModelMember(ConcurrentMember):
         least = stream.least(answer, text)
         return Draft(text, ended, tokens, effort=effort, thought=thought, least=least)
 
-    def _stream_for(self, job: DraftJob, answer: str) -> OpenStream:
-        """The query's open stream if it agrees with the answer, else a new one."""
+    def _stream_for(self, job: DraftJob, answer: str, others: list[Effort]) -> OpenStream:
+        """The query's open stream if it agrees with the answer, else a new one. The cost of each
+        other request that this takes is appended to ``others``."""
         stream = self._streams.get(job.query.id)
         if stream is None or stream.sampling != job.sampling or not stream.agrees_with(answer):
             self._close(job.query.id)
-            stream = self._streams[job.query.id] = self._opened(job, answer)
+            stream = self._streams[job.query.id] = self._opened(job, answer, others)
         return stream
 
-    def _opened(self, job: DraftJob, answer: str) -> OpenStream:
-        """A stream of what the model writes next."""
+    def _opened(self, job: DraftJob, answer: str, others: list[Effort]) -> OpenStream:
+        """A stream of what the model writes next. ``others`` as for :meth:`_stream_for`."""
         query = job.query
         self._refuse_if_spent(job)
         wait_s = self._wait_s(job)
@@ -324,9 +322,9 @@ class ChatModelMember(ConcurrentMember):
             if stream.agrees_with(answer) or stream.finish == REFUSAL:
                 return stream
             stream.close()
-            self._unreported += stream.new_usage()
+            others.append(stream.new_usage())
         if self._way is None:
-            self._way = self._find_way(wait_s)
+            self._way = self._find_way(wait_s, others)
         if not self._way:
             raise self._cannot_continue(answer, is_demanded)
         note_sign(wait_s)
@@ -456,8 +454,9 @@ class ChatModelMember(ConcurrentMember):
         that open."""
         return sampling_of(self.model, Sampling())
 
-    def _find_way(self, wait_s: float) -> str:
-        """The first way in which the model continues to count, or ""."""
+    def _find_way(self, wait_s: float, costs: list[Effort]) -> str:
+        """The first way in which the model continues to count, or "". The cost of each trial is
+        appended to ``costs``."""
         failure = None
         for way in WAYS:
             replies: list[str] = []
@@ -474,7 +473,7 @@ class ChatModelMember(ConcurrentMember):
                 log.info("%s cannot %s: %s", self.name, way, error)
                 failure = error
                 continue
-            self._unreported += stream.new_usage()
+            costs.append(stream.new_usage())
             if re.match(rf"\W*{TRIAL_NEXT}\b", text, re.IGNORECASE):
                 words = repeated_words(TRIAL_BEGUN, "".join(replies))
                 self._repeats = None if words == len(TRIAL_BEGUN.split()) else words
