@@ -3,7 +3,7 @@ model.
 
 Each job has a thread and signs of life of its own, and its reply is delivered as soon as it is
 there. A job that is silent for too long, or exceeds its time limit, fails alone: its thread is left
-to it, and what it returns later is dropped.
+to it, and what it returns later is dropped. When an answer is over, its jobs read no further.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def note_sign(ahead_s: float = 0.0) -> None:
     """Note a sign of life of the job that this thread works on. ``ahead_s``: no other can come for
     so long.
 
-    Raises if the job was given up, so that nothing more is read for it.
+    Raises if nobody needs the job's reply any more, so that nothing more is read for it.
     """
     refuse_late()
     call: _Call | None = getattr(_THREAD, "call", None)
@@ -117,9 +117,9 @@ def note_sign(ahead_s: float = 0.0) -> None:
 
 
 def refuse_late() -> None:
-    """Raise if the job that this thread works on was given up."""
+    """Raise if the job that this thread works on was given up, or if its answer is over."""
     call: _Call | None = getattr(_THREAD, "call", None)
-    if call is not None and call.is_late:
+    if call is not None and (call.is_late or call.is_over):
         raise MemberError(
             "the request was given up before this part of its reply arrived", kind="timeout"
         )
@@ -127,15 +127,15 @@ def refuse_late() -> None:
 
 @contextmanager
 def interrupted_by(interrupt: Callable[[], None]) -> Iterator[None]:
-    """If the job that this thread works on is given up meanwhile, call ``interrupt`` from another
-    thread."""
+    """If the job that this thread works on is given up meanwhile, or its answer ends, call
+    ``interrupt`` from another thread."""
     call: _Call | None = getattr(_THREAD, "call", None)
     if call is None:
         yield
         return
     call.set_interrupt(interrupt)
     try:
-        refuse_late()  # it may have been given up before the interrupt was set
+        refuse_late()  # it may have happened before the interrupt was set
         yield
     finally:
         call.set_interrupt(None)
@@ -159,6 +159,8 @@ class _Call:
         self.sign = 0.0
         self.is_late = False
         """Whether it was given up."""
+        self.is_over = False
+        """Whether its answer is over."""
         self._began = 0.0
         self._began_at = 0.0
         """The same in seconds of ``time.time()``."""
@@ -244,26 +246,31 @@ class Calls:
     def begin(self, call: _Call) -> None:
         """Work on a job, now or as soon as there is room. The reply or a :class:`.Failure` is
         delivered once. If the reply comes too late, the query is forgotten."""
-        self._waiting.append(call)
+        with self._news:
+            self._waiting.append(call)
         self._begin_waiting()
 
     def when_over(self, query_id: str, act: Callable[[], None]) -> None:
-        """Nobody needs replies for this query any more: drop its waiting jobs, and call ``act`` now
-        or, if one is under way, when it has ended."""
+        """Nobody needs replies for this query any more: drop its waiting jobs, interrupt those that
+        are under way, and call ``act`` when these have ended."""
         with self._news:
             dropped = [call for call in self._waiting if call.job.query.id == query_id]
             for call in dropped:
                 self._waiting.remove(call)
-            is_idle = not self._works_on(query_id)
-            if not is_idle:
+            interrupted = self._working_on(query_id)
+            for call in interrupted:
+                call.is_over = True
+            if interrupted:
                 self._over[query_id] = act
         for call in dropped:
             call.reply(Failure("error", "the answer is over"))
-        if is_idle:
+        for call in interrupted:
+            call.interrupt()
+        if not interrupted:
             act()
 
-    def _works_on(self, query_id: str) -> bool:
-        return any(call.job.query.id == query_id for call in self._under_way)
+    def _working_on(self, query_id: str) -> list[_Call]:
+        return [call for call in self._under_way if call.job.query.id == query_id]
 
     # - beginning and ending
 
@@ -304,14 +311,16 @@ class Calls:
         _THREAD.call = call
         reply = call.timed(_reply(call))
         _THREAD.call = None
+        forget: Callable[[], None] | None = None
         with self._news:
             if call.is_late:
                 del self._late[call]
-                forget: Callable[[], None] | None = call.forget
+                forget = call.forget
             else:
                 del self._under_way[call]
                 query_id = call.job.query.id
-                forget = None if self._works_on(query_id) else self._over.pop(query_id, None)
+                if not self._working_on(query_id):
+                    forget = self._over.pop(query_id, None)
         try:
             if forget is not None:
                 forget()

@@ -228,6 +228,20 @@ def test_an_answer_that_is_over_is_forgotten_when_its_last_job_has_ended(hanging
     assert not member._streams
 
 
+def test_no_more_is_read_of_a_reply_whose_answer_is_over(hanging: Any) -> None:
+    """Text that is not read is not billed."""
+    model = hanging(at=3)
+    member, worker, job = ChatModelMember(model, name="read"), new_worker(), asking("hang")
+    worker.put(QueuedJob(member, "draft", replace(job, segment_tokens=64), lambda reply: None))
+    assert until(lambda: len(model.said) == 4)
+    worker.forget(member, job.query.id)
+    assert replies_of(member, [asking("Why?")], worker=worker), "so the other has been forgotten"
+    said = len(model.said)
+    model.go.set()
+    assert until(lambda: not threads_of("read"))
+    assert len(model.said) == said and model.closed
+
+
 @pytest.mark.parametrize("limit", ["silence_s", "timeout_s"])
 def test_requests_that_hang_do_not_pile_up(hanging: Any, limit: str) -> None:
     member = ChatModelMember(hanging(), name="pile", max_concurrency=2)
@@ -446,6 +460,24 @@ def test_a_request_that_hangs_keeps_no_other_answer_of_a_server_waiting(served: 
     server.fault = None
     (reply,) = replies_of(member, [asking("Why not?")], silence_s=None, worker=worker)
     assert isinstance(reply, Draft) and not stuck
+
+
+def test_a_request_whose_answer_is_over_keeps_no_later_one_waiting(served: Any) -> None:
+    """Its connection is shut, which says nothing about the server."""
+    server, member = served
+    member.max_concurrency = 1
+    server.fault = lambda path, _: "hang" if drawing(path) else None
+    worker, job = new_worker(), asking("Why?")
+    worker.put(QueuedJob(member, "draft", job, lambda reply: None))
+    asked = len(server.asked)
+    assert until(lambda: any(drawing(path) for path, _ in server.asked[asked:]))
+    server.fault = None
+    worker.forget(member, job.query.id)
+    asked, since = len(server.asked), time.monotonic()
+    (reply,) = replies_of(member, [asking("Why not?")], silence_s=None, worker=worker)
+    assert isinstance(reply, Draft)
+    assert time.monotonic() - since < member.address.timeout_s - 1
+    assert "/v1/models" not in [path for path, _ in server.asked[asked:]], "no new connection"
 
 
 def test_a_new_connection_leaves_the_requests_under_way_alone(served: Any) -> None:
