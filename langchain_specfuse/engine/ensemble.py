@@ -48,6 +48,8 @@ class _Waiting:
     needed: Callable[[], Sequence[str]]
     """The names of these members; they may change when one cannot be loaded."""
     future: Future[dict[str, Probe]]
+    settings: Settings | None = None
+    """Of the answer that begins then, if there is one."""
 
 
 class Ensemble:
@@ -105,7 +107,7 @@ class Ensemble:
         Each caller gets a future of its own: an interrupt while waiting may leave its lock taken.
         """
         order = [] if settings is None else self.order(settings)
-        return self._loaded(lambda: self._needed(settings), self._tried(order))
+        return self._loaded(lambda: self._needed(settings), self._tried(order), settings)
 
     def _tried(self, order: Sequence[str]) -> list[str]:
         """The members whose failed load is tried again before the answer begins. ``order``: the
@@ -140,7 +142,10 @@ class Ensemble:
         return loadable[:1] or order
 
     def _loaded(
-        self, needed: Callable[[], Sequence[str]], tried: Sequence[str]
+        self,
+        needed: Callable[[], Sequence[str]],
+        tried: Sequence[str],
+        settings: Settings | None = None,
     ) -> Future[dict[str, Probe]]:
         """What each member can do, once the ``needed`` ones are loaded. If the last load of one of
         the ``tried`` members has failed, it is loaded again."""
@@ -150,7 +155,7 @@ class Ensemble:
         with self._lock:
             for name in tried:
                 self._failed.pop(name, None)
-            self._waiting.append(_Waiting(needed, future))
+            self._waiting.append(_Waiting(needed, future, settings))
         self._settle()
         return future
 
@@ -162,10 +167,10 @@ class Ensemble:
             waiting, self._waiting = self._waiting, []
             for call in waiting:
                 names = call.needed()
-                errors = [self._failed[name] for name in names if name in self._failed]
-                if errors:
-                    missing = errors if len(errors) == len(names) else errors[:1]
-                    done.append((call.future, _joined(missing)))
+                failed = [name for name in names if name in self._failed]
+                if failed:
+                    error = self._error_of(failed, names, call.settings)
+                    done.append((call.future, error))
                 elif set(names) <= self._probes.keys():
                     done.append((call.future, None))
                 else:
@@ -177,6 +182,29 @@ class Ensemble:
                 future.set_exception(error)
             else:
                 future.set_result(probes)
+
+    def _error_of(
+        self, failed: Sequence[str], needed: Sequence[str], settings: Settings | None
+    ) -> BaseException:
+        """The error of an answer that cannot begin because these of the ``needed`` members cannot
+        be loaded."""
+        errors = [self._failed[name] for name in failed]
+        if len(failed) == len(needed):
+            return _joined(errors)
+        name, error = failed[0], emptied(errors[0])
+        if settings is None or not isinstance(error, MemberError) or not self._is_unreached(name):
+            return error
+        advice = f"all members take part in this answer; to go on without {name}, leave it out"
+        others = [other for other in self.members if other in self.drafting - self._failed.keys()]
+        can_lead = settings.segment == "draft" and settings.method.margin == math.inf
+        if others and can_lead and name in self.drafting:
+            advice += f", or let another member lead: lead={others[0]!r}"
+        # A copy, because the advice is for this answer, and others share the error of the load.
+        own = MemberError(*error.args)
+        vars(own).update(vars(error))
+        own.__notes__ = list(getattr(error, "__notes__", ()))
+        own.__cause__ = error.__cause__
+        return advised(own, advice)
 
     def _next(self) -> str | None:
         """The member to load next: first those that a call waits for, then the reserve."""

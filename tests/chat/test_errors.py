@@ -415,6 +415,32 @@ def test_a_server_that_cannot_be_reached_is_langchains_connection_error(
     assert llm.with_fallbacks([good], exceptions_to_handle=(ModelError,)).invoke("?").text == BLUE
 
 
+def test_a_vote_without_a_server_that_is_down_says_how_to_go_on_without_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http, "RETRIES", 0)
+    stopped = FailingServer(500)
+    stopped.stop()
+    other = ScriptedMember(BLUE, name="other")
+    members = [ServerMember(stopped.url, "m", name="served"), other]
+    llm = SpecFuseChatModel(members=members, lead=None)
+    for _ in range(2):  # the advice is not repeated
+        with pytest.raises(MemberError, match="cannot be reached") as raised:
+            llm.invoke("Why?")
+        assert isinstance(raised.value, langchain.ModelConnectionError)
+        assert raised.value.member == "served" and stopped.url in str(raised.value)
+        start, go_on = raised.value.__notes__
+        assert "start the server" in start
+        assert "without served, leave it out" in go_on and "lead='other'" in go_on
+    assert SpecFuseChatModel(members=[other], lead=None).invoke("Why?").text == BLUE
+    assert llm.invoke("Why?", lead="other").text == BLUE
+    # no lead helps where whole answers are merged
+    with pytest.raises(MemberError) as raised:
+        llm.invoke("Why?", segment="answer", result="fuse")
+    assert "leave it out" in raised.value.__notes__[-1]
+    assert "lead=" not in raised.value.__notes__[-1]
+
+
 async def test_an_invalid_call_is_not_retried() -> None:
     """This covers calls with invalid options and calls with invalid messages."""
     tries: list[int] = []
