@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -56,6 +58,33 @@ def test_at_the_bound_no_ballot_is_sent_and_the_writer_finishes_its_open_stream(
         "cost": (5 + 38) / 1e6,
         "estimated": True,
     }
+
+
+@pytest.mark.parametrize(("bound", "requests"), [(1, 3), (3, 3), (4, 9), (9, 9)])
+def test_one_step_may_exceed_the_bound_and_no_other_follows_it(bound: int, requests: int) -> None:
+    """Three members send three drafts, then two ballots each."""
+    models = [talker(script=STORY.replace("blue", colour)) for colour in ("blue", "red", "green")]
+    members = [ChatModelMember(model, name=name) for name, model in zip("abc", models, strict=True)]
+    _, _, finish = answered(members, lead=None, max_calls=bound)
+    assert (finish, asked(*models)) == ("stop", requests)
+
+
+class Breaking(Talker):
+    """Its connection breaks after a few words."""
+
+    def _stream(self, *args: Any, **options: Any) -> Iterator[Any]:
+        yield from islice(super()._stream(*args, **options), 6)
+        raise ConnectionError("broke off")
+
+
+def test_a_reserve_that_takes_over_with_the_last_request_finds_out_how_it_continues_a_text() -> (
+    None
+):
+    lead, reserve = Breaking(asked=[], said=[], closed=[]), talker(way="instruct")
+    members = [ChatModelMember(model, name=name) for name, model in (("a", lead), ("b", reserve))]
+    text, summary, finish = answered(members, lead="a", max_calls=2)
+    assert (text, finish) == (STORY, "stop")
+    assert summary["usage"]["b"]["requests"] == asked(reserve) == 3, "two trials, and the rest"
 
 
 def test_members_in_this_process_go_on() -> None:
