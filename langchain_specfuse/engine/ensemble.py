@@ -169,8 +169,7 @@ class Ensemble:
                 names = call.needed()
                 failed = [name for name in names if name in self._failed]
                 if failed:
-                    error = self._error_of(failed, names, call.settings)
-                    done.append((call.future, error))
+                    done.append((call.future, self._error_of(failed, names, call.settings)))
                 elif set(names) <= self._probes.keys():
                     done.append((call.future, None))
                 else:
