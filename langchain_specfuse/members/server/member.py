@@ -26,7 +26,7 @@ from ..arguments import checked
 from ..names import check_name
 from ..text.templates import Template
 from ..text.words import Words
-from ..threads import ConcurrentMember, Work, shown
+from ..threads import ConcurrentMember, Work, refuse_late, shown
 from .chat import chat_model_of, is_ollama
 from .completions import Completions
 from .dialect import Dialect
@@ -202,6 +202,7 @@ class ServerMember(ConcurrentMember):
         client = self._client = Client(self.address, self.name, self.max_concurrency)
         try:
             probe = self._probe(client)
+            refuse_late()  # a trial that was interrupted may have found out something wrong
         except (MemberError, UsageError):
             self._disconnect()
             raise
@@ -426,6 +427,7 @@ class ServerMember(ConcurrentMember):
             try:
                 self.probe()
             except (MemberError, UsageError) as error:
+                refuse_late()  # the failure of this job alone: the next one connects
                 # A copy, because the traceback holds the jobs that have met the error.
                 self._failed = (time.monotonic(), copy(error))
                 raise

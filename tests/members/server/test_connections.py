@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from langchain_specfuse import ServerMember, SpecFuseChatModel
-from langchain_specfuse.core.values import DraftJob, Failure
+from langchain_specfuse.core.values import Draft, DraftJob, Failure
+from langchain_specfuse.engine.worker import QueuedJob, Worker
 from langchain_specfuse.errors import MemberError
 from langchain_specfuse.members.server import http
 from langchain_specfuse.members.server.http import Address, Client
@@ -230,6 +231,46 @@ def test_a_request_that_was_given_up_is_not_sent_again(
     while any("specfuse-served_" in thread.name for thread in threading.enumerate()):
         time.sleep(0.01)
     assert len(sent) == 1
+
+
+@pytest.mark.parametrize("given_up", [False, True], ids=["over", "given up"])
+@pytest.mark.parametrize("request_number", [0, 6, 10])
+def test_a_job_whose_answer_ends_while_it_connects_again_spoils_nothing(
+    server: FakeServer,
+    served: ServerMember,
+    monkeypatch: pytest.MonkeyPatch,
+    request_number: int,
+    given_up: bool,
+) -> None:
+    """Neither the jobs that wait for the same connection, nor what the trial finds out."""
+    monkeypatch.setattr(http, "RETRIES", 0)
+    found = served.probe()
+    server.stop()
+    assert isinstance(reply_of(served, draft_job(id="lost")), Failure)
+    server.go.clear()
+    server.start()
+    arrived = threading.Event()
+    first = len(server.asked)
+
+    def fault(_: str, before: int) -> Any:
+        return arrived.set() or "hang" if before == first + request_number else None
+
+    server.fault = fault
+    worker = Worker(f"connections-{request_number}-{given_up}")
+    failures: list[Any] = []
+    replies: list[Any] = []
+    limit_s = 0.3 if given_up else None
+    connecting, waiting = draft_job(id="connecting"), draft_job(id="waiting")
+    worker.put(QueuedJob(served, "draft", connecting, failures.append, timeout_s=limit_s))
+    assert arrived.wait(LONG_S)
+    worker.put(QueuedJob(served, "draft", waiting, replies.append))
+    if not given_up:
+        worker.forget(served, "connecting")
+    end = time.monotonic() + LONG_S
+    while not (failures and replies) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert isinstance(failures[0], Failure) and isinstance(replies[0], Draft)
+    assert served.probe() == found
 
 
 # --- connections that are not free ----------------------------------------------------------------
