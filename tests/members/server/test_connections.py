@@ -129,7 +129,8 @@ def test_forked_children_share_no_connection(server: FakeServer, served: ServerM
             llm = SpecFuseChatModel(members=[member], **{options})
             def ask(question):
                 for _ in range(5):
-                    print(repr(llm.invoke(question).text))
+                    line = repr(llm.invoke(question).text)
+                    os.write(1, (line + chr(10)).encode())  # in one piece
             children = [child(lambda: ask(question)) for question in {questions}]
             for pid in children:
                 os.waitpid(pid, 0)
