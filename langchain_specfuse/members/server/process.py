@@ -97,13 +97,11 @@ class ServerProcess:
 
     def log_lines(self) -> list[str]:
         """The last lines of the server's output, without what would control a terminal."""
-        try:
-            with self.log.open("rb") as file:
-                size = file.seek(0, os.SEEK_END)
-                file.seek(max(0, size - TAIL_BYTES))
-                text = file.read().decode(errors="replace")
-        except FileNotFoundError:  # it was stopped
-            return []
+        end = _end_of(self.log, TAIL_BYTES)
+        if len(end) < TAIL_BYTES:  # the supervisor has begun a new file
+            before = self.log.with_name(f"{self.log.name}.1")
+            end = _end_of(before, TAIL_BYTES - len(end)) + end
+        text = end.decode(errors="replace")
         lines = (_COLOURS.sub("", line)[:LINE_CHARS].rstrip() for line in text.splitlines())
         return ["".join(filter(str.isprintable, line)) for line in lines if line]
 
@@ -137,6 +135,16 @@ class ServerProcess:
 
     def _remove_log(self) -> None:
         shutil.rmtree(self.log.parent, ignore_errors=True)
+
+
+def _end_of(path: Path, size: int) -> bytes:
+    """The last ``size`` bytes of a file; none if it does not exist, as after a stop."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - size))
+            return file.read()
+    except FileNotFoundError:
+        return b""
 
 
 def free_port() -> int:

@@ -39,6 +39,8 @@ import time
 from contextlib import suppress
 
 LOG_BYTES = 1 << 20
+PIECE_CHARS = 10_000
+"""Longer lines of the output are copied in pieces: a line may have no end."""
 LOOKS_S = 0.1
 """How often it looks whether the command and the parent are alive."""
 TERMINATE_S = 10.0
@@ -198,7 +200,7 @@ def _descendants() -> list[int]:
 
 
 class _Log(logging.handlers.RotatingFileHandler):
-    """Two files of a limited size, line by line."""
+    """Two files of a limited size, filled line by line."""
 
     terminator = ""
 
@@ -213,7 +215,7 @@ def _copy(server: subprocess.Popen[str], path: str) -> None:
     """Copy the command's output into the log."""
     log = _Log(path)
     assert server.stdout is not None
-    for line in server.stdout:
+    while line := server.stdout.readline(PIECE_CHARS):
         log.write(line)
 
 

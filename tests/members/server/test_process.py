@@ -176,6 +176,38 @@ def test_output_is_kept_up_to_a_limit_with_its_end() -> None:
     assert not any(log.exists() for log in logs)
 
 
+def test_a_line_without_an_end_is_kept_up_to_the_same_limit() -> None:
+    script = f"""
+import sys
+for _ in range(100):
+    sys.stdout.write("x" * {supervisor.LOG_BYTES})
+print()
+print("the last line")
+"""
+    process = ServerProcess("x", free_port(), [sys.executable, "-c", script], os.environ)
+    until(lambda: not process.is_alive)
+    process.end()
+    logs = list(process.log.parent.iterdir())
+    assert sum(log.stat().st_size for log in logs) <= 2 * supervisor.LOG_BYTES
+    assert "the last line" in process.log_lines()
+    process.stop()
+
+
+def test_a_new_file_of_the_log_does_not_hide_what_came_before() -> None:
+    # The line about the end begins the second file.
+    script = f"""
+print(("." * 99 + chr(10)) * {supervisor.LOG_BYTES // 100 - 1})
+print("ValueError: the cause".rjust({supervisor.LOG_BYTES % 100 + 90}))
+"""
+    process = ServerProcess("x", free_port(), [sys.executable, "-c", script], os.environ)
+    until(lambda: not process.is_alive)
+    process.end()
+    assert len(list(process.log.parent.iterdir())) == 2
+    *_, cause, _ = process.log_lines()
+    assert cause.strip() == "ValueError: the cause"
+    process.stop()
+
+
 def test_the_end_of_a_log_is_plain_and_short() -> None:
     script = "print('\x1b[31mred\x1b[0m', 'a' + chr(7) + 'b'); print('a.' * 30_000)"
     process = ServerProcess("x" * 300, free_port(), [sys.executable, "-c", script], os.environ)
