@@ -13,7 +13,9 @@ import json
 import os
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -138,6 +140,45 @@ _NUMBERS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 _LAYERS = 512
 """An array of more numbers than this describes tokens, not layers; llama.cpp has the same bound."""
 
+_DIMENSIONS = 4
+"""No tensor of ggml has more."""
+_GGML_TYPES = {
+    0: (1, 4),  # F32
+    1: (1, 2),  # F16
+    2: (32, 18),  # Q4_0
+    3: (32, 20),  # Q4_1
+    6: (32, 22),  # Q5_0
+    7: (32, 24),  # Q5_1
+    8: (32, 34),  # Q8_0
+    9: (32, 40),  # Q8_1
+    10: (256, 84),  # Q2_K
+    11: (256, 110),  # Q3_K
+    12: (256, 144),  # Q4_K
+    13: (256, 176),  # Q5_K
+    14: (256, 210),  # Q6_K
+    15: (256, 292),  # Q8_K
+    16: (256, 66),  # IQ2_XXS
+    17: (256, 74),  # IQ2_XS
+    18: (256, 98),  # IQ3_XXS
+    19: (256, 50),  # IQ1_S
+    20: (32, 18),  # IQ4_NL
+    21: (256, 110),  # IQ3_S
+    22: (256, 82),  # IQ2_S
+    23: (256, 136),  # IQ4_XS
+    24: (1, 1),  # I8
+    25: (1, 2),  # I16
+    26: (1, 4),  # I32
+    27: (1, 8),  # I64
+    28: (1, 8),  # F64
+    29: (256, 56),  # IQ1_M
+    30: (1, 2),  # BF16
+    34: (256, 54),  # TQ1_0
+    35: (256, 66),  # TQ2_0
+    39: (32, 17),  # MXFP4
+    40: (64, 36),  # NVFP4
+    41: (128, 18),  # Q1_0
+}
+"""ggml's number of a type -> how many numbers a block of it has, and how many bytes."""
 _TEXT_BYTES = 100 * 10**6
 """No name or text in a header is longer. Some hold a whole tokenizer.json, of 30 MB."""
 _ENTRIES = 2 * 10**6
@@ -185,24 +226,56 @@ def gguf_metadata(file: BinaryIO) -> dict[str, Any]:
     return dict(gguf_items(file))
 
 
-def gguf_tensor_start(file: BinaryIO, alignment: int) -> int:
-    """Where the last tensor of a GGUF file begins, or 0 without tensors. The file is longer, unless
-    it is cut off. To be called with a file of which :func:`gguf_metadata` has read the head."""
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """A tensor, as the header of a GGUF file describes it."""
+
+    numbers: int
+    kind: int
+    """ggml's number for its type."""
+    offset: int
+    """Where it begins, counted from the end of the header."""
+
+    @property
+    def end(self) -> int:
+        """Where it ends. Of a type that is not known, its first byte counts."""
+        if self.kind not in _GGML_TYPES:
+            return self.offset + 1
+        block, size = _GGML_TYPES[self.kind]
+        return self.offset + -(-self.numbers // block) * size
+
+
+def gguf_tensors(file: BinaryIO) -> list[GgufTensor]:
+    """The tensors of a GGUF file. To be called with a file of which :func:`gguf_metadata` has read
+    the head, which they follow."""
     head = file.tell()
     file.seek(8)
     (count,) = struct.unpack("<Q", file.read(8))
     if count > _ENTRIES:
         raise ValueError(f"its header has more than {_ENTRIES:,} tensors")
     file.seek(head)
-    last = 0
+    tensors = []
     for _ in range(count):
         (length,) = struct.unpack("<Q", file.read(8))
-        file.seek(length, os.SEEK_CUR)
+        file.seek(length, os.SEEK_CUR)  # the name
         (dimensions,) = struct.unpack("<I", file.read(4))
-        file.seek(8 * dimensions + 4, os.SEEK_CUR)  # the sizes, and the type
-        (offset,) = struct.unpack("<Q", file.read(8))
-        last = max(last, offset)
-    return -(-file.tell() // alignment) * alignment + last if count else 0
+        if dimensions > _DIMENSIONS:
+            raise ValueError(f"its header has a tensor of {dimensions} dimensions")
+        shape = struct.unpack(f"<{dimensions}Q", file.read(8 * dimensions))
+        kind, offset = struct.unpack("<IQ", file.read(12))
+        tensors.append(GgufTensor(prod(shape), kind, offset))
+    return tensors
+
+
+def gguf_least_size(file: BinaryIO, metadata: Mapping[str, Any]) -> int:
+    """The size of a GGUF file by its header. A shorter file is cut off. To be called with a file
+    of which :func:`gguf_metadata` has just read these metadata."""
+    tensors = gguf_tensors(file)
+    alignment = metadata.get("general.alignment")
+    if not isinstance(alignment, int) or alignment < 1:
+        alignment = 32
+    begin = -(-file.tell() // alignment) * alignment
+    return begin + max(tensor.end for tensor in tensors) if tensors else file.tell()
 
 
 def gguf_items(file: BinaryIO) -> Iterator[tuple[str, Any]]:

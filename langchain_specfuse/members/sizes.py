@@ -263,7 +263,17 @@ def _header(file: Path) -> list[_Tensor]:
             raise ValueError(f"{file.name} is no safetensors file, or was not fetched completely")
         header = json.loads(opened.read(size))
     header.pop("__metadata__", None)
+    end = max((about["data_offsets"][1] for about in header.values()), default=0)
+    _refuse_cut(file, 8 + size + end)
     return [_tensor(name, about) for name, about in header.items()]
+
+
+def _refuse_cut(path: Path, least: int) -> None:
+    """Refuse a file that has fewer bytes than its header describes."""
+    size = path.stat().st_size
+    if size < least:
+        short = MemberError(f"{path} has {size:,} bytes, but its header describes {least:,}")
+        raise advised(short, "the file seems incomplete or damaged: download it again")
 
 
 def _tensor(name: str, about: Mapping[str, Any]) -> _Tensor:
@@ -506,21 +516,21 @@ def _of_gguf(model: str, path: Path) -> Size:
     if missing:
         error = MemberError(f"{path.parent.absolute()} has no {missing[0]}", kind="not_found")
         raise advised(error, "name an existing .gguf file; of a split file all parts are needed")
+    first, *_ = [_gguf_head(part) for part in parts]
+    return gguf_size(model, sum(part.stat().st_size for part in parts), first)
+
+
+def _gguf_head(path: Path) -> dict[str, Any]:
+    """The metadata of a GGUF file. Refuses one that is cut off."""
     try:
         with path.open("rb") as file:
             meta = _files.gguf_metadata(file)
-            alignment = max(int(meta.get("general.alignment") or 32), 1)
-            last_tensor = _files.gguf_tensor_start(file, alignment)
+            least = _files.gguf_least_size(file, meta)
     except (OSError, ValueError, TypeError, struct.error) as error:
         unread = MemberError(f"the header of {path} cannot be read: {error}")
         raise advised(unread, "download or copy it again") from error
-    size = path.stat().st_size
-    if last_tensor and size <= last_tensor:
-        short = MemberError(
-            f"{path} has {size:,} bytes, but by its header a tensor begins at byte {last_tensor:,}"
-        )
-        raise advised(short, "the file seems incomplete or damaged: download it again")
-    return gguf_size(model, sum(part.stat().st_size for part in parts), meta)
+    _refuse_cut(path, least)
+    return meta
 
 
 def _of_gguf_on_hub(model: str) -> Size:

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 
 import gguf
+import numpy
 import pytest
 import torch
 import transformers
@@ -315,30 +316,71 @@ def test_a_gguf_file_needs_what_llama_cpp_takes(file):
 
 
 def parts(folder, count, layers):
-    """Write a split file whose first part has the metadata."""
+    """Write a split file whose first part has the metadata, and the others a tensor each."""
     paths = [folder / f"model-{at:05d}-of-{count:05d}.gguf" for at in range(1, count + 1)]
-    writer = gguf.GGUFWriter(paths[0], "llama")
-    writer.add_block_count(layers)
-    writer.add_embedding_length(64)
-    writer.add_head_count(4)
-    writer.add_head_count_kv([2] * (layers - 1) + [0])
+    for path in paths:
+        writer = gguf.GGUFWriter(path, "llama")
+        if path == paths[0]:
+            writer.add_block_count(layers)
+            writer.add_embedding_length(64)
+            writer.add_head_count(4)
+            writer.add_head_count_kv([2] * (layers - 1) + [0])
+        else:
+            writer.add_tensor("weight", numpy.zeros((10, 10), numpy.float32))
+        written(writer)
+    return paths
+
+
+def written(writer):
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
     writer.close()
-    for path in paths[1:]:
-        path.write_bytes(b"x" * 1000)
-    return paths
 
 
 def test_all_parts_of_a_split_file_count(tmp_path):
     paths = parts(tmp_path, 3, layers=4)
     size = size_of(str(paths[0]))
-    assert size.weight_bytes == paths[0].stat().st_size + 2000
+    assert size.weight_bytes == sum(path.stat().st_size for path in paths)
     # One of the four layers has no attention.
     assert size.cache_bytes_per_token == 3 * 2 * (16 + 16) * 2
     paths[1].unlink()
     with pytest.raises(MemberError, match=paths[1].name):
         size_of(str(paths[0]))
+
+
+def test_a_part_that_is_cut_off_is_named(tmp_path):
+    paths = parts(tmp_path, 3, layers=4)
+    paths[2].write_bytes(paths[2].read_bytes()[:-100])
+    with pytest.raises(MemberError, match=rf"{paths[2].name} has .* its header describes"):
+        size_of(str(paths[0]))
+
+
+@pytest.mark.parametrize("kind", gguf.GGML_QUANT_SIZES, ids=lambda kind: kind.name)
+def test_a_file_that_lacks_a_byte_of_its_last_tensor_is_cut_off(kind, tmp_path):
+    file = tmp_path / "a.gguf"
+    _, size = gguf.GGML_QUANT_SIZES[kind]
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_tensor("first", numpy.zeros(3, numpy.float32))
+    writer.add_tensor("last", numpy.full((4, 5 * size), 255, numpy.uint8), raw_dtype=kind)
+    written(writer)
+    whole = file.read_bytes().rstrip(b"\0")  # without the padding
+    file.write_bytes(whole)
+    assert size_of(str(file)).weight_bytes == len(whole)
+    file.write_bytes(whole[:-1])
+    with pytest.raises(MemberError, match=f"has {len(whole) - 1:,} bytes.* {len(whole):,}"):
+        size_of(str(file))
+
+
+def test_a_type_of_tensors_that_is_not_known_is_no_fault(tmp_path):
+    file = tmp_path / "a.gguf"
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_tensor("t", numpy.zeros(64, numpy.float32))
+    written(writer)
+    content = file.read_bytes()
+    known = content.index(b"t" + (1).to_bytes(4, "little")) + 13
+    file.write_bytes(content[:known] + (999).to_bytes(4, "little") + content[known + 4 :])
+    assert size_of(str(file)).weight_bytes == len(content)
 
 
 def test_a_file_that_is_not_gguf_is_refused(tmp_path):
@@ -347,12 +389,18 @@ def test_a_file_that_is_not_gguf_is_refused(tmp_path):
         size_of(str(tmp_path / "a.gguf"))
 
 
+HEADER = json.dumps({"w": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}}).encode()
+CUT = len(HEADER).to_bytes(8, "little") + HEADER + bytes(15)
+"""A file of safetensors that lacks its last byte."""
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [
         ("model.safetensors", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n"),
         ("model.safetensors", b"\xff" * 16),
         ("model.safetensors", (3).to_bytes(8, "little") + b"[1]"),
+        pytest.param("model.safetensors", CUT, id="cut off"),
         ("config.json", b"[]"),
         ("config.json", b'{"num_hidden_layers": 2, "sliding_window": "x"}'),
         ("config.json", b"[" * 100_000),
