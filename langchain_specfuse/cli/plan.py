@@ -188,8 +188,10 @@ def _sized(
     if dtype == "auto":
         # transformers computes in float32 on most CPUs.
         dtype = None if on_gpu else "float32"
-    loaded = json.dumps([dtype, arguments.get("device"), arguments.get("model_kwargs")])
-    return _Row(name, size_of(model, dtype=dtype), on_gpu=on_gpu), (model, loaded)
+    chosen = arguments.get("model_kwargs") or {}
+    loaded = json.dumps([dtype, arguments.get("device"), chosen])
+    size = size_of(model, dtype=dtype, revision=chosen.get("revision"))
+    return _Row(name, size, on_gpu=on_gpu), (model, loaded)
 
 
 def _with_cache(size: Size, kept: str) -> Size:

@@ -264,16 +264,16 @@ def downloads(repository: str) -> Path:
     return _folder(repository) / "blobs"
 
 
-def is_cached(model: str) -> bool:
+def is_cached(model: str, revision: str | None = None) -> bool:
     """Whether the hub's cache has the config of this model."""
-    return cached_file(model, "config.json") is not None
+    return cached_file(model, "config.json", revision) is not None
 
 
-def cached_file(repository: str, name: str) -> Path | None:
+def cached_file(repository: str, name: str, revision: str | None = None) -> Path | None:
     """A file of this repository in the hub's cache."""
     from huggingface_hub import try_to_load_from_cache
 
-    path = try_to_load_from_cache(repository, name)
+    path = try_to_load_from_cache(repository, name, revision=revision)
     return Path(path) if isinstance(path, str) else None
 
 
@@ -771,6 +771,12 @@ def explained(error: Exception, name: str) -> SpecFuseError:
         return failed(
             f"the hub {constants.ENDPOINT} has no repository {repository}, or it is private",
             f"check the name at {address}; for a private one log in: hf auth login, or HF_TOKEN",
+            "not_found",
+        )
+    if isinstance(error, errors.RevisionNotFoundError):
+        return failed(
+            f"{repository} has no such revision: {shown(error)}",
+            f"name a branch, a tag or a commit of {address}",
             "not_found",
         )
     if isinstance(error, errors.HFValidationError):

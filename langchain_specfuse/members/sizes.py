@@ -99,6 +99,7 @@ def size_of(
     *,
     dtype: str | None = None,
     quantization: str | None = None,
+    revision: str | None = None,
     token: str | None = None,
 ) -> Size:
     """The size of the model in a folder, a ``.gguf`` file (also ``hf:...`` and ``ollama:...``) or
@@ -107,12 +108,16 @@ def size_of(
     ``dtype``: as vLLM takes it: ``"auto"`` loads 32-bit weights in 16 bits; None: in the
     precision that the configuration names.
     ``quantization``: a way in which vLLM quantizes while it loads, such as ``"fp8"``.
+    ``revision``: a branch, tag or commit of a hub id; None: its main branch.
     ``token``: for gated repositories; None: the token of ``hf auth login`` or of ``$HF_TOKEN``.
 
     Raises :class:`.MemberError` if neither the files nor the hub describe the model.
     """
     try:
-        return _size_of(model, dtype, quantization, token)
+        source = _source(model, revision, token)
+        if isinstance(source, Size):
+            return source
+        return _of_config(model, source, dtype, quantization)
     except SpecFuseError:
         raise
     except Exception as error:  # files may hold anything where these numbers are expected
@@ -122,7 +127,8 @@ def size_of(
         raise advised(strange, "download or copy them again") from error
 
 
-def _size_of(model: str, dtype: str | None, quantization: str | None, token: str | None) -> Size:
+def _source(model: str, revision: str | None, token: str | None) -> Size | _Source:
+    """What the files of a model say. Those of GGUF say its size, however it is loaded."""
     if ollama.is_ollama_name(model):
         return _of_gguf(model, ollama.located(model))
     if hub.is_hub_name(model):
@@ -131,8 +137,7 @@ def _size_of(model: str, dtype: str | None, quantization: str | None, token: str
     if file is not None:
         return _of_gguf(model, file)
     folder = Path(model).expanduser()
-    source = _folder(folder) if folder.is_dir() else _hub(model, token)
-    return _of_config(model, source, dtype, quantization)
+    return _folder(folder) if folder.is_dir() else _hub(model, revision, token)
 
 
 # --- the files of transformers --------------------------------------------------------------------
@@ -181,42 +186,43 @@ def _folder(folder: Path) -> _Source:
     return _Source(config, tensors, sum(tensor.bytes for tensor in tensors), longest)
 
 
-def _hub(model: str, token: str | None) -> _Source:
+def _hub(model: str, revision: str | None, token: str | None) -> _Source:
     """The model under a hub id: from the hub's cache, otherwise from the hub itself."""
-    folder = _cached(model)
+    folder = _cached(model, revision)
     if folder is not None and any(_shards(folder)):
         return _folder(folder)
     try:
-        return _asked(model, token)
+        return _asked(model, revision, token)
     except MemberError:
         if folder is None:
             raise
         return _folder(folder)  # it has the config, from which the weights can be estimated
 
 
-def _cached(model: str) -> Path | None:
+def _cached(model: str, revision: str | None) -> Path | None:
     """The folder of a hub id in the hub's cache."""
     library = imported("huggingface_hub", f"the size of {model!r}", "hub")
     try:
-        config = library.try_to_load_from_cache(model, "config.json")
+        config = library.try_to_load_from_cache(model, "config.json", revision=revision)
     except library.errors.HFValidationError as error:
         missing = MemberError(f"there is no model {model!r}", kind="not_found")
         raise advised(missing, "name a folder, a .gguf file or a hub id") from error
     return Path(config).parent if isinstance(config, str) else None
 
 
-def _asked(model: str, token: str | None) -> _Source:
+def _asked(model: str, revision: str | None, token: str | None) -> _Source:
     """What the hub says about a model: its config, and the headers of its files."""
     library = imported("huggingface_hub", f"the size of {model!r}", "hub")
     try:
         # Asked once: a download tries six times, which takes half a minute without a network.
-        library.get_hf_file_metadata(library.hf_hub_url(model, "config.json"), token=token)
-        file = library.hf_hub_download(model, "config.json", token=token)
+        address = library.hf_hub_url(model, "config.json", revision=revision)
+        library.get_hf_file_metadata(address, token=token)
+        file = library.hf_hub_download(model, "config.json", revision=revision, token=token)
         config = json.loads(Path(file).read_text("utf-8"))
         api = library.HfApi(endpoint=library.constants.ENDPOINT, token=token)
-        files = api.get_safetensors_metadata(model).files_metadata
+        files = api.get_safetensors_metadata(model, revision=revision).files_metadata
     except library.errors.NotASafetensorsRepoError:
-        return _Source(config, (), _listed_bytes(api, model))
+        return _Source(config, (), _listed_bytes(api, model, revision))
     except library.errors.EntryNotFoundError as error:
         missing = MemberError(f"{model} has no config.json on the hub", kind="not_found")
         raise advised(missing, f"GGUF files of a repository are named 'hf:{model}'") from error
@@ -230,9 +236,9 @@ def _asked(model: str, token: str | None) -> _Source:
     return _Source(config, tensors, sum(tensor.bytes for tensor in tensors))
 
 
-def _listed_bytes(api: Any, model: str) -> int | None:
+def _listed_bytes(api: Any, model: str, revision: str | None) -> int | None:
     """The size of pickled weights, by the hub's list of files."""
-    listed = api.model_info(model, files_metadata=True).siblings or ()
+    listed = api.model_info(model, revision=revision, files_metadata=True).siblings or ()
     sizes = [file.size or 0 for file in listed if file.rfilename.endswith(".bin")]
     return sum(sizes) or None
 

@@ -202,6 +202,30 @@ def test_what_the_hub_has_is_planned_without_fetching_it(models, plan, monkeypat
         assert asked and all(asked)  # parts alone
 
 
+def test_a_revision_is_planned_that_loading_takes(models, plan, monkeypatch, tmp_path):
+    files = {file.name: file.read_bytes() for file in Path(models[1]).iterdir()}
+    config = json.loads(files["config.json"])
+    wide = {**files, "config.json": json.dumps({**config, "head_dim": 512}).encode()}
+    with fake_hub.running(monkeypatch, tmp_path / "hub") as hub:
+        hub.add("org/tiny", files)
+        hub.add("org/tiny@wide", wide)
+        code, rows, _, _ = plan(
+            *("--gpus", "4x24", "--members", "org/tiny", "vllm:org/tiny"),
+            given(model="org/tiny", model_kwargs={"revision": "wide"}, name="own"),
+            given(model="vllm:org/tiny", engine_args={"revision": "wide"}, name="served"),
+        )
+        assert code == FINE
+        tokens = {
+            name: int(rows[name][-1].replace(",", ""))
+            for name in ("tiny", "tiny#2", "own", "served")
+        }
+        assert tokens["own"] * 10 < tokens["tiny"]
+        assert tokens["served"] * 10 < tokens["tiny#2"]
+        absent = given(model="org/tiny", model_kwargs={"revision": "none"})
+        code, _, _, err = plan("--gpus", "24", "--members", absent)
+        assert code == MISUSED and "org/tiny has no such revision" in err
+
+
 @pytest.mark.parametrize("machine", [["--gpus", "24"], []], ids=["GPU", "CPU"])
 def test_a_context_that_is_longer_than_the_cache_is_remarked(
     models, plan, machine, monkeypatch, tmp_path

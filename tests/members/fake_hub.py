@@ -61,7 +61,8 @@ class Repository:
 
 
 class FakeHub:
-    """Holds ``repositories`` by their names, and records all requests in ``asked``."""
+    """Holds ``repositories`` by their names, and records all requests in ``asked``. One with the
+    name ``user/model@tag`` holds the files of that revision."""
 
     def __init__(self) -> None:
         self.repositories: dict[str, Repository] = {}
@@ -183,7 +184,12 @@ def _answering(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
             if kind == "store":
                 return self.send_file(rest)
             name, _, place = address.path[1:].partition("/resolve/")
-            return self.resolve(name.removeprefix("datasets/"), place.partition("/")[2])
+            revision, _, file = place.partition("/")
+            name = name.removeprefix("datasets/")
+            if revision == "none":
+                return self.refuse(404, "RevisionNotFound")
+            of_revision = f"{name}@{revision}"
+            return self.resolve(of_revision if of_revision in hub.repositories else name, file)
 
         def list(self, name: str, described: bool) -> None:
             repository = hub.repositories.get(name)

@@ -194,7 +194,12 @@ def size_of(source: VllmSource) -> planning.Size:
     chosen = json.loads(source.engine_args)
     dtype = chosen.get("dtype", "auto")
     try:
-        size = planning.size_of(source.model, dtype=dtype, quantization=chosen.get("quantization"))
+        size = planning.size_of(
+            source.model,
+            dtype=dtype,
+            quantization=chosen.get("quantization"),
+            revision=chosen.get("revision"),
+        )
     except FileNotFoundError as error:
         missing = MemberError(f"{source.model} contains no model: {error}", kind="not_found")
         raise advised(missing, "name a hub id, or a folder as save_pretrained writes it") from error
@@ -209,10 +214,11 @@ def is_here(source: VllmSource) -> bool:
     """Whether the model is on this disk, as far as its config says it."""
     if os.path.exists(os.path.expanduser(source.model)):
         return True
-    folder = json.loads(source.engine_args).get("download_dir")
+    chosen = json.loads(source.engine_args)
+    folder = chosen.get("download_dir")
     if folder is not None:
         return os.path.exists(folder)
-    return hub.is_cached(source.model)
+    return hub.is_cached(source.model, chosen.get("revision"))
 
 
 def downloads(source: VllmSource) -> Path | None:
