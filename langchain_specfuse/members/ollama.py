@@ -128,9 +128,9 @@ def _layers(manifest: Path) -> list[Mapping[str, Any]]:
     """The parts of a model; none if the manifest cannot be read."""
     try:
         layers = json.loads(manifest.read_text("utf-8"))["layers"]
-    except (OSError, ValueError, KeyError, TypeError):
+        return [layer for layer in layers if isinstance(layer, Mapping)]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return []
-    return [layer for layer in layers if isinstance(layer, Mapping)]
 
 
 def _names() -> Iterator[str]:

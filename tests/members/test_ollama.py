@@ -123,6 +123,14 @@ def test_a_manifest_names_no_file_outside_the_store(store, tiny_llama, tmp_path)
             LlamaCppMember("ollama:tiny").probe()
 
 
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"layers": 1}', "[" * 100_000])
+def test_a_manifest_that_is_none_lists_no_file(store, tmp_path, content):
+    store("registry.ollama.ai/library/tiny/latest")
+    (tmp_path / "manifests/registry.ollama.ai/library/tiny/latest").write_text(content)
+    with pytest.raises(MemberError, match="lists no GGUF file"):
+        LlamaCppMember("ollama:tiny").probe()
+
+
 def test_a_model_that_cannot_be_read_in_place_is_left_to_ollama(store, tiny_llama):
     place = "registry.ollama.ai/library/tiny/latest"
     blob = store(place)
