@@ -239,9 +239,11 @@ def cached(name: str, *, sha256: str | None = None) -> Path | None:
         return None
     if snapshot is None:
         return None
-    there = [
-        path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.is_file()
-    ]
+    try:
+        found = [path for path in snapshot.rglob("*") if path.is_file()]
+    except OSError:  # a folder that only another user may read
+        return None
+    there = [path.relative_to(snapshot).as_posix() for path in found]
     parts = files_for(there, hub.wanted)
     if not parts or _missing_parts(parts):
         return None
@@ -313,9 +315,11 @@ def fetched(name: str, *, sha256: str | None = None, timeout_s: float | None = N
     imported("huggingface_hub", f"the model {name!r}", "hub")
     try:
         choice = _chosen(name, timeout_s=timeout_s)
-        if sha256 not in (None, choice.files[0].sha256):
-            another = MemberError(f"{name} has the SHA-256 {choice.files[0].sha256}, not {sha256}")
-            raise advised(another, "name the file that you mean")
+        if sha256 is not None:
+            found = _described(choice, choice.files[0]).sha256 or "unknown"
+            if found != sha256:
+                another = MemberError(f"the SHA-256 of {name} is {found}, not {sha256}")
+                raise advised(another, "name the file that you mean")
         path = _fetch(choice)
     except SpecFuseError:
         raise

@@ -6,11 +6,14 @@ import errno
 import hashlib
 import json
 import logging
+import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import namedtuple
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -242,6 +245,40 @@ def test_an_incomplete_cache_is_not_taken_for_a_model(served):
     assert hub.fetched("hf:me/Big-GGUF") == path and hub.cached("hf:me/Big-GGUF") == path
 
 
+@contextmanager
+def as_another_user():
+    """Let root be a user that permissions bind."""
+    is_root = os.geteuid() == 0
+    if is_root:
+        os.seteuid(65_534)
+    try:
+        yield
+    finally:
+        if is_root:
+            os.seteuid(0)
+
+
+@pytest.mark.parametrize("is_reached", [True, False])
+@pytest.mark.parametrize("folder", [".", "refs", "snapshots", "snapshots/*"])
+def test_a_cache_that_must_not_be_read_is_an_error(served, monkeypatch, folder, is_reached):
+    with tempfile.TemporaryDirectory() as cache:
+        Path(cache).chmod(0o755)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", cache)
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", f"{cache}/token")
+        path = hub.fetched(NAME)
+        served.broken = not is_reached
+        (closed,) = path.parents[2].glob(folder) if folder != "." else [path.parents[2]]
+        closed.chmod(0)
+        with as_another_user():
+            assert hub.cached(NAME) is None
+            if is_reached and folder == "refs":
+                assert hub.fetched(NAME) == path
+            else:
+                error, _ = refused(NAME)
+                assert ("cache cannot be used" if is_reached else "503") in str(error)
+        closed.chmod(0o755)
+
+
 # --- fetching -------------------------------------------------------------------------------------
 
 
@@ -354,7 +391,10 @@ def test_a_file_whose_name_leads_elsewhere_is_passed_over(served, tmp_path, name
 def test_a_mirror_that_lists_no_hashes_is_asked_for_them(served):
     repository = served.repositories[REPOSITORY]
     repository.describes = False
-    assert hub.fetched(NAME).read_bytes() == Q4
+    with pytest.raises(MemberError, match=hashlib.sha256(Q4).hexdigest()):
+        hub.fetched(NAME, sha256=hashlib.sha256(Q8).hexdigest())
+    assert not served.downloads()
+    assert hub.fetched(NAME, sha256=hashlib.sha256(Q4).hexdigest()).read_bytes() == Q4
     repository.listed_sha256["Model-Q8_0.gguf"] = "0" * 64
     assert "damaged" in str(refused(f"{NAME}:Q8_0")[0])
 
