@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import signature
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ..chat.references import arguments_of, names_of
-from ..errors import MemberError, SpecFuseError, advised
+from ..errors import MemberError, SpecFuseError, UsageError, advised, amount
 from ..members.hub import is_hub_name
 from ..members.names import (
     VLLM,
@@ -92,6 +93,10 @@ class _Row:
     note: str = ""
     """Where it is, if it is not placed."""
     on_gpu: bool = False
+    device: str | None = None
+    """The device of torch that the user chose for it."""
+    is_whole: bool = False
+    """Whether it runs on one GPU only."""
     server: VllmSource | None = None
     """What its server is started with, if this process starts one for it."""
     shares_with: str | None = None
@@ -191,7 +196,14 @@ def _sized(
     chosen = arguments.get("model_kwargs") or {}
     loaded = json.dumps([dtype, arguments.get("device"), chosen])
     size = size_of(model, dtype=dtype, revision=chosen.get("revision"))
-    return _Row(name, size, on_gpu=on_gpu), (model, loaded)
+    row = _Row(
+        name,
+        size,
+        on_gpu=on_gpu,
+        device=arguments.get("device"),
+        is_whole="device_map" not in chosen,  # as transformers loads it
+    )
+    return row, (model, loaded)
 
 
 def _with_cache(size: Size, kept: str) -> Size:
@@ -210,13 +222,34 @@ def _placed(rows: Sequence[_Row], machine: Sequence[Gpu]) -> dict[str, Placement
     sources = {row.name: row.server for row in rows if row.size and row.server}
     placements = []
     if on_gpu:
-        placements += place(on_gpu, machine, **chosen_places(sources))
+        chosen = chosen_places(sources)
+        for row in rows:
+            index = _chosen_gpu(row, machine)
+            if index is not None:
+                chosen["pinned"][row.name] = (index,)
+        whole = [row.name for row in rows if row.name in on_gpu and row.is_whole]
+        placements += place(on_gpu, machine, whole=whole, **chosen)
     if in_memory:
         for name, source in sources.items():
             if name in in_memory:
                 refuse_gpu(source)
         placements += place_in_memory(in_memory, free_memory(), caches=_fixed_caches(rows))
     return {placement.member: placement for placement in placements}
+
+
+def _chosen_gpu(row: _Row, machine: Sequence[Gpu]) -> int | None:
+    """The GPU that the user chose by its name in torch, which numbers those that it may use."""
+    device = re.fullmatch(r"cuda(?::(\d+))?", row.device or "")
+    if row.size is None or not row.on_gpu or device is None:
+        return None
+    number = int(device[1] or 0)
+    if number >= len(machine):
+        error = UsageError(
+            f"{row.name} must use device={row.device!r}, but there are only "
+            f"{amount(len(machine), 'GPU')}"
+        )
+        raise advised(error, "leave device out to have a place chosen; the first GPU is 'cuda:0'")
+    return machine[number].index
 
 
 def _fixed_caches(rows: Sequence[_Row]) -> dict[str, int]:

@@ -20,7 +20,7 @@ import math
 import os
 import re
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import merge
 
@@ -221,6 +221,8 @@ class _Member:
     """What the user chose: bytes, or a part of a GPU's memory."""
     cache: int | None = None
     """The bytes of the cache on each GPU, if the user chose them."""
+    is_whole: bool = False
+    """Whether it runs on one GPU only."""
 
     def weights(self) -> int:
         return -(-self.size.weight_bytes // self.count)
@@ -251,6 +253,7 @@ def place(
     memory: Mapping[str, float | int] | None = None,
     tensor_parallel: Mapping[str, int] | None = None,
     caches: Mapping[str, int] | None = None,
+    whole: Collection[str] = (),
 ) -> list[Placement]:
     """Place members of these sizes on these GPUs, in the order of ``sizes``.
 
@@ -262,7 +265,7 @@ def place(
     ``pinned``: the indexes of the GPUs that a member must use. ``memory``: a member's share of each
     of its GPUs, in bytes, or up to 1 as a part of the GPU's memory. ``tensor_parallel``: among how
     many GPUs a member is divided. ``caches``: the bytes of a member's cache on each of its GPUs,
-    instead of a share.
+    instead of a share. ``whole``: members that cannot be divided.
 
     Raises :class:`.UsageError` if there is no room, and says how much is missing.
 
@@ -274,7 +277,7 @@ def place(
     """
     pinned, memory = pinned or {}, memory or {}
     tensor_parallel, caches = tensor_parallel or {}, caches or {}
-    for given in (pinned, memory, tensor_parallel, caches):
+    for given in (pinned, memory, tensor_parallel, caches, whole):
         for name in given:
             if name not in sizes:
                 error = UsageError(f"there is no member {name!r} to place")
@@ -291,6 +294,7 @@ def place(
             memory=memory.get(name),
             count=tensor_parallel.get(name),
             cache=caches.get(name),
+            is_whole=name in whole,
         )
         for name, size in sizes.items()
     ]
@@ -345,6 +349,7 @@ def _member(
     memory: float | None,
     count: int | None,
     cache: int | None,
+    is_whole: bool,
 ) -> _Member:
     """Check what the user chose for a member, and choose the number of its GPUs."""
     check_choices(name, pinned, memory, count)
@@ -368,8 +373,8 @@ def _member(
             f"{amount(len(gpus), 'GPU')}"
         )
         raise advised(error, "choose fewer, or a machine with more GPUs")
-    member = _Member(name, size, count or 1, pinned, memory, cache)
-    if count is None:
+    member = _Member(name, size, count or 1, pinned, memory, cache, is_whole)
+    if count is None and not is_whole:
         member = _smallest(member, gpus)
     token = size.cache_bytes(1, member.count)
     if cache is not None and cache < token:
@@ -655,6 +660,8 @@ def _refusal(
     quantized = member.weights() // 4 + needed - member.weights()
     if member.memory is None and member.size.weight_bytes and quantized <= left[best]:
         advised(error, f"choose {member.name} in 4 bits (AWQ, GPTQ): it needs {_gb(quantized)}")
+    if member.is_whole and len(gpus) > 1:
+        advised(error, f"{member.name} runs on one GPU; vLLM divides a model among several")
     divided = _divided_to_fit(members, gpus, room)
     if divided is not None:
         advised(
@@ -675,7 +682,7 @@ def _divided_to_fit(
     for place, member in enumerate(members):
         heads = member.size.heads
         count = 2 * member.count
-        is_free = member.pinned is None and member.memory is None
+        is_free = member.pinned is None and member.memory is None and not member.is_whole
         while is_free and count <= len(gpus) and (heads or count) % count == 0:
             divided = replace(member, count=count)
             changed = [divided, *members[:place], *members[place + 1 :]]

@@ -123,6 +123,31 @@ def test_a_member_takes_the_arguments_of_python(models, plan):
     assert rows["short"][4] == rows["small"][4] and "with" not in rows["small"][2]
 
 
+def test_a_device_is_a_gpu_of_those_that_torch_sees(models, plan):
+    code, rows, _, _ = plan(
+        *("--gpus", "2x24", "--members"),
+        given(model=models[1], device="cuda:1", name="a"),
+        given(model=models[1], device="cuda", name="b"),
+        given(model=models[1], device="cuda:1", dtype="float16", name="c"),
+    )
+    assert code == FINE and [rows[name][2] for name in "abc"] == ["GPU 1", "GPU 0", "GPU 1"]
+    absent = given(model=models[1], device="cuda:2")
+    code, _, _, err = plan("--gpus", "2x24", "--members", absent)
+    assert code == MISUSED and "device='cuda:2', but there are only 2 GPUs" in err
+
+
+def test_a_member_in_this_process_is_divided_only_if_it_is_loaded_like_this(plan, tmp_path):
+    config = {"hidden_size": 8192, "num_hidden_layers": 20, "num_attention_heads": 64}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": 1000}))
+    code, _, _, err = plan("--gpus", "4x24", "--members", str(tmp_path))
+    assert code == MISUSED and "there is no room" in err and "tensor_parallel" not in err
+    assert "runs on one GPU; vLLM divides a model" in err
+    spread = given(model=str(tmp_path), model_kwargs={"device_map": "auto"}, name="spread")
+    for member in (spread, given(model=f"vllm:{tmp_path}", name="spread")):
+        code, rows, _, _ = plan("--gpus", "4x24", "--members", member)
+        assert code == FINE and rows["spread"][2] == "GPUs 0, 1, 2, 3"
+
+
 def test_engine_arguments_change_what_fits(models, plan):
     fitting = []
     for dtype in ("float32", "float16"):
