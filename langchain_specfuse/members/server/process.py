@@ -123,9 +123,10 @@ class ServerProcess:
             self._supervisor.kill()
             status = self._supervisor.wait()
         _RUNNING.discard(self)
-        if status < 0 and self._group is not None:  # a signal has ended the supervisor
+        group, self._group = self._group, None  # a later process may get the same number
+        if status < 0 and group is not None:  # a signal has ended the supervisor
             with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._group, signal.SIGKILL)
+                os.killpg(group, signal.SIGKILL)
 
     def stop(self) -> None:
         """End the server and remove its log."""

@@ -124,6 +124,8 @@ class VllmServer:
         """A number for each member that uses the server -> its adapter."""
         self._key = ""
         self._process: ServerProcess | None = None
+        self._before: ServerProcess | None = None
+        """The process before that one. It has ended, and an error or the log names its log."""
         self._starting: Future[None] | None = None
         """Its last start."""
         self._restarted_at: float | None = None
@@ -144,9 +146,11 @@ class VllmServer:
             if _SERVERS.get(self.source) is self:
                 del _SERVERS[self.source]
             _WANTED.pop(self, None)
-            process, self._process, self._starting = self._process, None, None
-        if process is not None:
-            process.stop()
+            processes = self._process, self._before
+            self._process = self._before = self._starting = None
+        for process in processes:
+            if process is not None:
+                process.stop()
 
     def want(self) -> None:
         """Have the server placed by the next plan, unless it runs."""
@@ -265,12 +269,15 @@ class VllmServer:
                 remember({"api_key": self._key})
                 port = free_port()
                 self.starts += 1
-                process = self._process = ServerProcess(
+                process = ServerProcess(
                     self.name,
                     port,
                     self._command(port, place, adapters),
                     self._environment(place, adapters),
                 )
+                if self._before is not None:
+                    self._before.stop()
+                self._before, self._process = self._process, process
             self._adapters = set()
             self.trials = {}
             if self._has_loaded(process):

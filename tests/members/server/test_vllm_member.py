@@ -420,6 +420,23 @@ def test_the_log_of_a_server_that_does_not_start_is_explained(
     member.unload()
 
 
+def test_of_many_starts_that_fail_few_logs_remain_and_none_after_unload(
+    folder: str, starts: Starts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_VLLM_LOG", str(LOGS / "unknown.txt"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    member = VllmMember(folder)
+    named = []
+    for _ in range(4):
+        with pytest.raises(MemberError) as caught:
+            member.probe()
+        named += re.findall(r"the end of its log, (\S+):", "\n".join(caught.value.__notes__))
+    assert len(named) == len(set(named)) == 4
+    assert [Path(log).exists() for log in named] == [False, False, True, True]
+    member.unload()
+    until(lambda: not any(tmp_path.glob("specfuse-*")))
+
+
 def test_a_token_in_the_log_of_a_server_is_not_shown(
     folder: str, starts: Starts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
