@@ -18,8 +18,9 @@ the rest::
 
     parent - -guard - -supervisor - -command - -...
 
-If both are killed at once, Linux still sends the command SIGTERM, and what is outside of its group
-may live on.
+SIGTERM, which a scheduler or a service manager sends to all processes of a job at once, ends the
+command in the same way as the parent's end. If both are killed by SIGKILL at once, Linux still
+sends the command SIGTERM, and what is outside of its group may live on.
 
 This file needs the standard library only, and runs with the interpreter of the parent: vLLM's own
 environment does not have this package.
@@ -47,6 +48,8 @@ TERMINATE_S = 10.0
 """The command may take this long to end before it is killed."""
 KILL_S = 1.0
 """Killed processes may take this long to disappear. One that waits for a device takes longer."""
+_signals: list[int] = []
+"""The SIGTERMs that have come. A handler may interrupt itself, so it takes no lock."""
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -77,7 +80,7 @@ def _guard(supervisor: int, parent: int, log: str, writer: int) -> int:
     kill what it has left."""
     ended = result = 0
     while not ended:
-        if _is_orphan(parent):
+        if _must_end(parent):
             os.close(writer)
             ended, result = os.waitpid(supervisor, 0)
         else:
@@ -109,7 +112,7 @@ def _supervise(parent: int, log: str, command: list[str]) -> int:
     copying.start()
     while server.poll() is None:
         _reap_orphans(server.pid)
-        if _is_orphan(parent):
+        if _must_end(parent):
             _terminate(server)
     _kill(server)  # what it has left behind
     copying.join(1.0)
@@ -119,10 +122,11 @@ def _supervise(parent: int, log: str, command: list[str]) -> int:
     return int(status != 0)
 
 
-def _is_orphan(parent: int) -> bool:
-    """Whether the parent has closed the input or has ended. Waits a moment for it."""
+def _must_end(parent: int) -> bool:
+    """Whether the parent has closed the input or has ended, or SIGTERM has come. Waits a moment for
+    it."""
     readable, _, _ = select.select([sys.stdin], [], [], LOOKS_S)
-    return bool(readable) or os.getppid() != parent
+    return bool(readable) or os.getppid() != parent or bool(_signals)
 
 
 def _terminate(server: subprocess.Popen[str]) -> None:
@@ -221,5 +225,6 @@ def _copy(server: subprocess.Popen[str], path: str) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, _: _signals.append(number))
     _parent, _log, *_command = sys.argv[1:]
     sys.exit(main(int(_parent), _log, _command))

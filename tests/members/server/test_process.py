@@ -325,9 +325,13 @@ def test_no_death_leaves_an_orphan_that_ignores_signals(killed: list[str], pids_
 
 
 @on_linux
-@pytest.mark.parametrize("name", ["parent", "supervisor", "guard"])
-def test_no_polite_end_leaves_an_orphan(name: str, pids_file: Path) -> None:
-    check_that_none_is_left(SESSIONS, pids_file, (name, signal.SIGTERM))
+@pytest.mark.parametrize(
+    "names",
+    [["parent"], ["supervisor"], ["guard"], ["parent", "guard", "supervisor"]],
+    ids=" and ".join,
+)
+def test_no_polite_end_leaves_an_orphan(names: list[str], pids_file: Path) -> None:
+    check_that_none_is_left(SESSIONS, pids_file, *((name, signal.SIGTERM) for name in names))
 
 
 def check_that_none_is_left(
