@@ -34,6 +34,8 @@ TAIL_BYTES = 1 << 16
 """How much of a log's end is read."""
 LINE_CHARS = 2000
 """Longer lines of a log are cut."""
+_LISTENS = "0A"
+"""The state of a socket that listens, in Linux's list."""
 _COLOURS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 
 _RUNNING: set[ServerProcess] = set()
@@ -154,6 +156,31 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind((HOST, 0))
         return int(listener.getsockname()[1])
+
+
+def is_strangers(port: int) -> bool:
+    """Whether a program of another user listens at this port, by Linux's list of sockets. False for
+    root's programs, and on other systems.
+
+    The list's addresses are numbers of the machine's byte order, and its users those of
+    ``os.geteuid``.
+    """
+    trusted = {"0", str(os.geteuid())}
+    loopback = int.from_bytes(socket.inet_aton(HOST), sys.byteorder)
+    mapped = f"{0:016X}{int.from_bytes(bytes([0, 0, 255, 255]), sys.byteorder):08X}"
+    addresses = {f"{loopback:08X}", f"{0:08X}", f"{mapped}{loopback:08X}", f"{0:032X}"}
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            lines = Path(table).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            _, local, _, state, _, _, _, user, *_ = line.split()
+            address, _, number = local.partition(":")
+            is_here = address in addresses and int(number, 16) == port
+            if is_here and state == _LISTENS and user not in trusted:
+                return True
+    return False
 
 
 def wait_for_ends() -> None:

@@ -32,7 +32,7 @@ from ...errors import MemberError, UsageError, advised
 from ...secret_values import masked, remember
 from ..threads import refuse_late, shown
 from .http import Address, unlogged
-from .process import HOST, ServerProcess, free_port, wait_for_ends
+from .process import HOST, ServerProcess, free_port, is_strangers, wait_for_ends
 from .tokens import TrialResult
 from .vllm_log import PORT_TAKEN, QUIET_S, Progress, cause_of
 from .vllm_places import Place, places_of
@@ -320,7 +320,9 @@ class VllmServer:
 
     def _is_ours(self, process: ServerProcess) -> bool:
         """Whether the server at this port wants our key. Another program may have taken the port,
-        and may answer anything with 200."""
+        and may answer anything with 200. One of another user does not get the key."""
+        if is_strangers(process.port):
+            return False
         try:
             without = self._request(process.port, "GET", "/v1/models", key="")
             if without.status_code != 401:

@@ -566,6 +566,22 @@ def test_another_port_is_tried_if_one_is_taken(
     member.unload()
 
 
+@pytest.mark.skipif(
+    sys.platform != "linux" or os.geteuid() != 0,
+    reason="only root can start another user's program",
+)
+def test_the_program_of_another_user_at_the_port_is_sent_no_key(
+    folder: str, tmp_path: Path, starts: Starts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spy = tmp_path / "keys"
+    monkeypatch.setenv("FAKE_VLLM_TAKEN", str(tmp_path / "taken"))
+    monkeypatch.setenv("FAKE_VLLM_SPY", str(spy))
+    member = VllmMember(folder)
+    member.probe()
+    assert len(starts()) == 2 and spy.read_text() == ""
+    member.unload()
+
+
 def test_an_environment_without_vllm_is_an_error_that_says_what_to_install(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

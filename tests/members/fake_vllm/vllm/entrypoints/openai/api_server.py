@@ -10,6 +10,8 @@ Variables tell it what to do:
   ends.
 - ``FAKE_VLLM_TAKEN``: a file that does not exist. The first start finds its port taken by a program
   that answers everything with 200.
+- ``FAKE_VLLM_SPY``: a file into which that program writes the keys that it is sent. It is one of
+  another user then, and asks for a key as vLLM does. Only root can start it.
 """
 
 import argparse
@@ -23,6 +25,7 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from socketserver import ThreadingTCPServer
 
 
 def main() -> None:
@@ -48,8 +51,12 @@ def main() -> None:
         sys.exit(1)
     if (path := os.environ.get("FAKE_VLLM_TAKEN")) and not os.path.exists(path):
         Path(path).touch()
-        other = ThreadingHTTPServer((arguments.host, arguments.port), Stranger)
-        threading.Thread(target=other.serve_forever, daemon=True).start()
+        address = (arguments.host, arguments.port)
+        if spy := os.environ.get("FAKE_VLLM_SPY"):
+            serve_as_another_user(address, spy)
+        else:
+            other = ThreadingHTTPServer(address, Stranger)
+            threading.Thread(target=other.serve_forever, daemon=True).start()
         time.sleep(1.0)
         socket.create_server((arguments.host, arguments.port))
     serve(arguments)
@@ -83,6 +90,25 @@ def asked(backend: int, method: str, path: str, body: str | bytes | None) -> tup
     found = response.status, response.read()
     connection.close()
     return found
+
+
+def serve_as_another_user(address: tuple[str, int], spy: str) -> None:
+    keys = open(spy, "a")  # noqa: SIM115 - the other user may not open it
+    if os.fork() > 0:
+        return
+    os.setuid(65_534)
+
+    class Spy(Stranger):
+        def do_GET(self) -> None:
+            key = self.headers.get("Authorization")
+            if self.path.startswith("/v1") and key is None:
+                self.send_error(401)
+                return
+            if key is not None:
+                print(key, file=keys, flush=True)
+            super().do_GET()
+
+    ThreadingTCPServer(address, Spy).serve_forever()  # an HTTPServer would import more
 
 
 class Stranger(BaseHTTPRequestHandler):
