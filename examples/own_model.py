@@ -1,6 +1,16 @@
 """Make two members of a model that is already loaded. They share its weights and have different
-system prompts. The first run fetches 1.2 GB of weights without asking; DEMO=small in the
-environment takes smaller models, 0.35 GB."""
+system prompts.
+
+The model runs on PyTorch, and transformers reads it from a ``.gguf`` file. The first line takes
+PyTorch's build for CPUs, 0.7 GB on the disk; without it, pip installs the one for CUDA on Linux,
+several GB:
+
+    pip install torch --index-url https://download.pytorch.org/whl/cpu
+    pip install ".[demo,transformers]" gguf
+
+The first run fetches 1.2 GB of weights without asking; DEMO=small in the environment takes smaller
+models, 0.35 GB.
+"""
 
 from pathlib import Path
 
