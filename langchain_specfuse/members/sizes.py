@@ -245,6 +245,9 @@ def _listed_bytes(api: Any, model: str, revision: str | None) -> int | None:
 
 def _shards(folder: Path) -> tuple[list[Path], int | None]:
     """The files that hold the weights, and the bytes that their index names, if there is one."""
+    whole = folder / "model.safetensors"
+    if whole.exists():
+        return [whole], None
     index = folder / "model.safetensors.index.json"
     if index.exists():
         content = json.loads(index.read_text("utf-8"))
@@ -253,9 +256,6 @@ def _shards(folder: Path) -> tuple[list[Path], int | None]:
         if any(Path(name).is_absolute() or ".." in Path(name).parts for name in names):
             raise ValueError(f"{index.name} names files of other folders")
         return [folder / name for name in names], int(total) if total else None
-    whole = folder / "model.safetensors"
-    if whole.exists():
-        return [whole], None
     # Mistral's repositories hold the same weights a second time, for another program.
     names = sorted(file.name for file in folder.glob("*.safetensors"))
     return [folder / name for name in names if not name.startswith("consolidated")], None

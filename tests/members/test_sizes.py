@@ -142,6 +142,14 @@ def test_shards_count_together_with_or_without_their_files(folder_of, tmp_path):
     assert size_of(str(tmp_path)).weight_bytes == whole.weight_bytes
 
 
+def test_a_whole_file_counts_and_not_an_index_beside_it(folder_of):
+    folder = folder_of("llama")
+    size = size_of(str(folder))
+    stale = {"metadata": {"total_size": 9}, "weight_map": {"a": "model-1-of-2.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(stale))
+    assert size_of(str(folder)) == size  # as transformers loads it
+
+
 def test_pickled_weights_count_as_large_as_their_files(folder_of):
     folder = folder_of("llama")
     (folder / "model.safetensors").unlink()
@@ -418,6 +426,8 @@ def test_files_that_are_damaged_or_hostile_are_an_error_that_names_the_folder(
         changed(folder, **json.loads(content), layer_types=None)
     else:
         (folder / name).write_bytes(content)
+    if "index" in name:
+        (folder / "model.safetensors").unlink()
     with pytest.raises(MemberError, match=folder.name) as caught:
         size_of(str(folder))
     assert caught.value.__notes__
