@@ -150,6 +150,8 @@ def parsed(name: str) -> HubName:
     if _REPOSITORY.fullmatch(repository) and (wanted or not colon):
         return HubName(repository, wanted)
     error = UsageError(f"expected hf:user/model or hf:user/model:quantisation, got {name!r}")
+    if "@" in repository:
+        raise advised(error, "files are those of the main branch; fetch another one, and name it")
     example = "hf:ggml-org/gemma-3-4b-it-GGUF:Q8_0"
     raise advised(error, f"for example {example!r}; a file's name, too, follows a colon")
 

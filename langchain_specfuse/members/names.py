@@ -32,6 +32,8 @@ _WINDOWS = re.compile(r"[A-Za-z]:[\\/]")
 """The beginning of an absolute path on Windows."""
 _PATH = re.compile(r"([./~]|[A-Za-z]:/).*|.*/.*/.*|.*\\.*|.*(/|\.safetensors)")
 """A path, rather than a hub id."""
+_REVISION = re.compile(r"([\w.-]+/[\w.-]+)@([\w./-]+)")
+"""A hub id with a revision, as other programs write it."""
 _PAGE = re.compile(
     r"(https?://)?(www\.)?(huggingface\.co|hf\.co)/(?P<model>[\w.-]+/[\w.-]+)(?P<rest>/.*)?"
 )
@@ -223,6 +225,8 @@ def _refuse_mistaken(model: str, name: str, expected: str) -> None:
     """``expected``: what may be named, in words."""
     path = Path(model).expanduser()
     refuse_other_kinds(model)
+    if _REVISION.fullmatch(model) and not path.exists():
+        raise _named_revision(model, expected)
     if path.is_file():
         if _is_gguf_inside(path):
             error = UsageError(f"{model!r} is a GGUF file whose name does not end in .gguf")
@@ -256,6 +260,17 @@ def refuse_other_kinds(model: str) -> None:
         raise advised(error, f"a server's address begins with http: 'http://{model}'")
     if ":" in model and not _WINDOWS.match(model) and not Path(model).expanduser().exists():
         raise _unknown_provider(model)
+
+
+def _named_revision(model: str, expected: str) -> UsageError:
+    error = UsageError(f"{model!r} names a revision, which no hub id contains")
+    hub_id, _, revision = model.partition("@")
+    if expected == _ADAPTER:
+        return advised(error, f"{hub_id!r} is that of the main branch; for another one, fetch it")
+    apart: dict[str, Any] = {"model": hub_id, "model_kwargs": {"revision": revision}}
+    if expected == _VLLM_MODEL:
+        apart = {"model": VLLM + hub_id, "engine_args": {"revision": revision}}
+    return advised(error, f"name it apart: {apart}")
 
 
 def _unknown_provider(model: str) -> UsageError:

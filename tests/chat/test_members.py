@@ -186,6 +186,18 @@ def test_wrong_arguments_in_a_members_dict_are_refused() -> None:
             "is a page of the hub",
             "'hf:org/x:x-Q8_0.gguf'",
         ),
+        (
+            "org/x@v1",
+            "'org/x@v1' names a revision",
+            "{'model': 'org/x', 'model_kwargs': {'revision': 'v1'}}",
+        ),
+        (
+            "vllm:org/x@refs/pr/1",
+            "'org/x@refs/pr/1' names a revision",
+            "{'model': 'vllm:org/x', 'engine_args': {'revision': 'refs/pr/1'}}",
+        ),
+        ("vllm:org/x+org/law@v1", "'org/law@v1' names a revision", "'org/law' is that of the main"),
+        ("hf:org/x@v1:Q8_0", "got 'hf:org/x@v1:Q8_0'", "files are those of the main branch"),
         ("vllm:org/x+./law", "law does not exist", "name a folder with an adapter, or a hub id"),
         ("vllm:./nowhere", "/nowhere does not exist", "name a folder with a model, or a hub id"),
         ("vllm:~/no-such", "/no-such does not exist", "name a folder with a model, or a hub id"),
