@@ -114,9 +114,11 @@ def size_of(
     Raises :class:`.MemberError` if neither the files nor the hub describe the model.
     """
     try:
-        source = _source(model, revision, token)
-        if isinstance(source, Size):
-            return source
+        size = _named_gguf(model)
+        if size is not None:
+            return size
+        folder = Path(model).expanduser()
+        source = _folder(folder) if folder.is_dir() else _hub(model, revision, token)
         return _of_config(model, source, dtype, quantization)
     except SpecFuseError:
         raise
@@ -127,17 +129,14 @@ def size_of(
         raise advised(strange, "download or copy them again") from error
 
 
-def _source(model: str, revision: str | None, token: str | None) -> Size | _Source:
-    """What the files of a model say. Those of GGUF say its size, however it is loaded."""
+def _named_gguf(model: str) -> Size | None:
+    """The size of a GGUF file; None if this names something else."""
     if ollama.is_ollama_name(model):
         return _of_gguf(model, ollama.located(model))
     if hub.is_hub_name(model):
         return _of_gguf_on_hub(model)
     file = _files.gguf_on_disk(model)
-    if file is not None:
-        return _of_gguf(model, file)
-    folder = Path(model).expanduser()
-    return _folder(folder) if folder.is_dir() else _hub(model, revision, token)
+    return None if file is None else _of_gguf(model, file)
 
 
 # --- the files of transformers --------------------------------------------------------------------
