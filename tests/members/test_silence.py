@@ -163,9 +163,9 @@ def test_a_job_that_waits_behind_one_that_hangs_fails_with_it(hanging: Any) -> N
 
 def test_the_time_of_a_job_begins_when_there_is_room_for_it(hanging: Any) -> None:
     """Three jobs, one after the other, take longer than the limit."""
-    member = ChatModelMember(hanging(first_s=0.6 * LIMIT_S), name="turns", max_concurrency=1)
+    member = ChatModelMember(hanging(first_s=0.8 * LIMIT_S), name="turns", max_concurrency=1)
     jobs = [asking(f"Why {number}?") for number in range(3)]
-    replies = replies_of(member, jobs, silence_s=None, timeout_s=LIMIT_S)
+    replies = replies_of(member, jobs, silence_s=None, timeout_s=2 * LIMIT_S)
     assert all(isinstance(reply, Draft) for reply in replies)
 
 
@@ -417,10 +417,11 @@ def test_a_server_that_answers_each_request_in_time_is_not_late(served: Any) -> 
 
     def slow(path: str, _: int) -> None:
         if drawing(path):
-            time.sleep(0.4 * LIMIT_S)
+            time.sleep(0.6 * LIMIT_S)
 
     server.fault = slow
-    replies = replies_of(member, [asking(f"Why {number}?") for number in range(4)])
+    jobs = [asking(f"Why {number}?") for number in range(4)]
+    replies = replies_of(member, jobs, silence_s=2 * LIMIT_S)
     assert all(isinstance(reply, Draft) for reply in replies)
 
 
