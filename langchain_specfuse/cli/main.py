@@ -585,6 +585,8 @@ def _show_progress() -> None:
         package = logging.getLogger("langchain_specfuse")
         package.setLevel(logging.INFO)
         package.addHandler(_Progress())
+        if sys.argv[1:2] != ["serve"]:  # tables and reports name who left
+            logging.getLogger("langchain_specfuse.exits").setLevel(logging.ERROR)
 
 
 def _clean_logs() -> None:

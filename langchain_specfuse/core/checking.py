@@ -831,7 +831,7 @@ def broken_check(check: Check, verdict: Verdict, answer: Answer) -> CheckError:
     error.__cause__ = verdict.cause
     advice = "fix the check, or leave it out; text that could not be verified is not shown"
     if error.reason.startswith("took longer"):
-        advice = "allow it more time: checks.at('segment', my_check, timeout=30)"
+        advice = f"allow it more time: checks.at({check.at!r}, my_check, timeout=30)"
     elif error.reason.startswith("returned"):
         advice = "return None if the text passes, and a text with the reason if it does not"
     return advised(error, advice)

@@ -23,7 +23,7 @@ from ..core.panel import Panel
 from ..core.referee import FREE, Referee
 from ..core.round import Departure, Round
 from ..core.rounds import Loop, rounds
-from ..core.values import WRONG_SETTINGS, Failure, Panelist, Query
+from ..core.values import BUDGET, WRONG_SETTINGS, Failure, Panelist, Query
 from ..errors import EnsembleError, MemberError, UsageError, advised, emptied
 from .breaker import Breaker
 from .drive import Admission, adrive, drive
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from .checker import Checker
 
 log = logging.getLogger("langchain_specfuse")
+exits = logging.getLogger("langchain_specfuse.exits")
+"""Who has left an answer. The command line shows that in another way, and turns it off."""
 
 LOADS_S = 600.0
 """A member that has been loading for this long no longer keeps others from loading, and no answer
@@ -501,7 +503,7 @@ class Ensemble:
             # has been reported, and the member may be loaded by now.
             if not isinstance(gone.cause, UsageError) and gone not in panel.absent:
                 self.breaker.failed(gone.member, gone.kind)
-                _warn_of_wrong_settings(gone)
+                _log_exit(gone)
         for name in {*round.drafts, *round.refusals}:
             self.breaker.worked(name, is_done=bool(round.finish))
 
@@ -518,10 +520,14 @@ class Ensemble:
             raise
 
 
-def _warn_of_wrong_settings(gone: Departure) -> None:
-    """Say that a member will not work again by itself. Because the others write its answers, nobody
-    might notice. The provider's message is left out: it may quote the question."""
+def _log_exit(gone: Departure) -> None:
+    """Say that a member has failed. Because the others write its answers, nobody might notice. The
+    provider's message is left out: it may quote the question."""
     if gone.kind not in WRONG_SETTINGS:
+        if gone.kind not in ("exit", BUDGET):
+            origin = gone.cause.__cause__ if gone.cause else None
+            kind = f"{gone.kind}, {type(origin).__name__}" if origin else gone.kind
+            exits.warning("%s left an answer (%s); the other members continue", gone.member, kind)
         return
     advice = getattr(gone.cause, "__notes__", ()) or [f"-> {WRONG_SETTINGS[gone.kind]}"]
     log.warning(

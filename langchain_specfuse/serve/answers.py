@@ -181,8 +181,7 @@ class Metrics(BaseCallbackHandler):
         elif name == EXIT_EVENT:
             self.exits.labels(data["member"], data["kind"]).inc()
             if data["kind"] != "exit":
-                log.warning("%s left an answer (%s)", data["member"], data["kind"])
-                # A provider's error may quote the question.
+                # The ensemble has logged the exit, but a provider's error may quote the question.
                 log.debug("%s left because: %s", data["member"], data["reason"])
 
     def answered(
