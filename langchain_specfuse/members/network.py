@@ -47,6 +47,11 @@ def refuse_secrets(url: str) -> None:
         raise advised(secret, f"{advice}; 'Basic ...' is sent as it is")
 
 
+def to_correct_key(variable: str) -> str:
+    """Advice where a server refused the key of this environment variable."""
+    return f"set, or correct, the server's key in the environment variable {variable}"
+
+
 def status_of(error: BaseException) -> int | None:
     """The HTTP status in an error that OpenAI's, Anthropic's, Ollama's, Google's, Amazon's or
     httpx's client raised."""

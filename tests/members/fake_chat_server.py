@@ -21,8 +21,9 @@ class FakeChatServer:
     """Records the body of every request in ``asked`` and every word sent before the client hung up
     in ``said``."""
 
-    def __init__(self, kind: str, talker: Any, *, models: bool = True) -> None:
-        self.kind, self.talker, self.models = kind, talker, models
+    def __init__(self, kind: str, talker: Any, *, models: bool = True, key: str = "") -> None:
+        """``key``: chats need this key. The list of models is public, as with many gateways."""
+        self.kind, self.talker, self.models, self.key = kind, talker, models, key
         self.asked: list[Any] = []
         self.said: list[str] = []
         self.headers: Any = {}
@@ -126,6 +127,8 @@ def _answering(server: FakeChatServer) -> type[BaseHTTPRequestHandler]:
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             server.headers = self.headers
+            if server.key and self.headers["Authorization"] != f"Bearer {server.key}":
+                return self._refuse("Incorrect API key provided", 401)
             if body.get("format") and server.format_error is not None:
                 server.asked.append(body)
                 return self._refuse(server.format_error)
@@ -138,9 +141,10 @@ def _answering(server: FakeChatServer) -> type[BaseHTTPRequestHandler]:
                 server.hung_up.set()
             return None
 
-        def _refuse(self, error: str) -> None:
-            text = json.dumps({"error": error}).encode()
-            self.send_response(500)
+        def _refuse(self, error: str, status: int = 500) -> None:
+            shape = error if server.kind == "ollama" else {"message": error}
+            text = json.dumps({"error": shape}).encode()
+            self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(text)))
             self.end_headers()

@@ -169,6 +169,9 @@ class ChatModelMember(ConcurrentMember):
         self.system_prompt = system_prompt
         self.price = price and (price[0], price[1])
         self.thinking_tokens = thinking_tokens
+        self.key_variable = ""
+        """The environment variable with the key that the model was given; empty: the model itself
+        says which it reads."""
         self.last_sign = 0.0
         """When it last checked its jobs, as in :class:`.Member`."""
         self._way: str | None = None
@@ -382,7 +385,9 @@ class ChatModelMember(ConcurrentMember):
         options: Mapping[str, Any],
         may_be_empty: bool = False,
     ) -> Iterator[StreamPart]:
-        reply = Reply(self.name, self.model, self._key, self.thinking_tokens, may_be_empty)
+        reply = Reply(
+            self.name, self.model, self._key, self.thinking_tokens, self.key_variable, may_be_empty
+        )
         return reply.parts(messages, options)
 
     def _begun(

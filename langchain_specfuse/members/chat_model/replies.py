@@ -14,7 +14,7 @@ from langsmith import tracing_context
 from ...core.values import REFUSAL
 from ...errors import MemberError, advised
 from .. import ollama
-from ..network import status_of, to_reach
+from ..network import status_of, to_correct_key, to_reach
 from ..text.thinking import split_thought
 from ..threads import note_sign, shown
 from .limited import close, next_within
@@ -57,15 +57,18 @@ class Reply:
         model: BaseChatModel,
         key: str,
         thinking_tokens: int,
+        key_variable: str = "",
         may_be_empty: bool = False,
     ) -> None:
         """``member`` is the member's name, for errors; ``key`` is the digest of the chat model's
-        settings. ``may_be_empty``: a reply without text may be complete without a reason, because
-        nothing may be left to write."""
+        settings. ``key_variable``: the environment variable that its API key was read from; empty:
+        one of those that the chat model names. ``may_be_empty``: a reply without text may be
+        complete without a reason, because nothing may be left to write."""
         self._member = member
         self._model = model
         self._key = key
         self._limit = thinking_tokens
+        self._key_variable = key_variable
         self._thought_size = 0
         """The length of the reply in words. A chunk without text counts as one word."""
         self._begun = False
@@ -193,6 +196,8 @@ class Reply:
         failure = _with_file_of_ollama(member_error(error, self._member), error, self._model)
         if status_of(error) != 401:
             return failure
+        if self._key_variable:
+            return advised(failure, to_correct_key(self._key_variable))
         variables = " or ".join(dict.fromkeys(self._model.lc_secrets.values()))
         where = f"the environment variable {variables}" if variables else "the key"
         return advised(failure, f"check {where}, or the key that the chat model was given")

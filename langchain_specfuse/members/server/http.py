@@ -25,7 +25,7 @@ import orjson
 
 from ...errors import MemberError, UsageError, advised
 from ...secret_values import remember
-from ..network import through_proxy, to_reach
+from ..network import through_proxy, to_correct_key, to_reach
 from ..threads import SHOWN, interrupted_by, note_sign, refuse_late
 
 log = logging.getLogger("langchain_specfuse")
@@ -347,10 +347,7 @@ class Client:
         error = RefusedError(message, member=self.member, kind=kind)
         error.status = status
         if status in (401, 403):
-            variable = self.address.api_key_env
-            advised(
-                error, f"set, or correct, the server's key in the environment variable {variable}"
-            )
+            advised(error, to_correct_key(self.address.api_key_env))
         return error
 
     def _unreached(self, failure: httpx2.TransportError, path: str) -> MemberError:

@@ -339,6 +339,7 @@ class ServerMember(ConcurrentMember):
             max_concurrency=self.max_concurrency,
             system_prompt=self.system_prompt,
         )
+        self._chat.key_variable = self.address.api_key_env
         probe = self._chat.probe()
         return replace(probe, model=model, detail=f"{probe.detail}, at {self.address.url}")
 

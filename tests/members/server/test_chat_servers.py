@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from langchain_specfuse import ScriptedMember, ServerMember, SpecFuseChatModel
+from langchain_specfuse import EnsembleError, ScriptedMember, ServerMember, SpecFuseChatModel
 from langchain_specfuse.core.member import Probe
 from langchain_specfuse.core.values import Segment
 from langchain_specfuse.errors import MemberError, UsageError
@@ -129,6 +129,20 @@ def test_a_key_is_sent_and_never_shown(serve: Serve, monkeypatch: pytest.MonkeyP
             (member, member.spec)
         )
         member.unload()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_advice_names_the_variable_that_a_refused_key_was_read_from(
+    serve: Serve, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CHAT_KEY", "wrong")
+    server = serve(kind, key="right")
+    member = ServerMember(server.url, KINDS[kind], api_key_env="CHAT_KEY")
+    with pytest.raises(EnsembleError, match="401") as caught:
+        SpecFuseChatModel(members=[member]).invoke("Why is the sky blue?")
+    (advice,) = caught.value.__notes__
+    assert "environment variable CHAT_KEY" in advice and "OPENAI_API_KEY" not in advice
+    member.unload()
 
 
 @pytest.mark.parametrize(
