@@ -160,10 +160,7 @@ class ChatModelMember(ConcurrentMember):
             # LangChain knows some models by their names alone, and newer providers.
             check_argument(model, "ChatModelMember", ["chat model"], "provider:model")
         self._model_name = model if isinstance(model, str) else None
-        self.model = chat_model_named(model) if isinstance(model, str) else model
-        remember(settings_of(self.model))
-        self._known = dict(self.model._get_ls_params())
-        self._key = key_of(self.model)
+        self._use(chat_model_named(model) if isinstance(model, str) else model)
         self.name = name or name_of(self.model)
         self.max_concurrency = max_concurrency
         self.system_prompt = system_prompt
@@ -184,6 +181,15 @@ class ChatModelMember(ConcurrentMember):
         """Query id -> its refusals to draft, by sampling. These drafts are not requested again."""
         self._start_calls()
 
+    def _use(self, model: BaseChatModel) -> None:
+        """Ask this chat model from now on."""
+        remember(settings_of(model))
+        self._known = dict(model._get_ls_params())
+        self._key = key_of(model)
+        self.model = model
+        self.is_denied = False
+        """Whether the provider has refused the model's key, or what the key may use."""
+
     def __getstate__(self) -> dict[str, Any]:
         """Its arguments, and how its model continues a text, but no open streams. A model that was
         given by name is created again from its name, because most providers' objects cannot be
@@ -196,7 +202,7 @@ class ChatModelMember(ConcurrentMember):
         vars(self).update(state)
         self._start_calls()
         if self._model_name is not None:
-            self.model = chat_model_named(self._model_name)
+            self._use(chat_model_named(self._model_name))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """A copy that shares the chat model, which may hold clients and locks."""
@@ -207,7 +213,8 @@ class ChatModelMember(ConcurrentMember):
 
     @property
     def device(self) -> str:
-        return f"chat model {self.name} {id(self.model):x}"
+        # Not the chat model's id: it may be created again while its worker has jobs.
+        return f"chat model {self.name} {id(self):x}"
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -249,6 +256,9 @@ class ChatModelMember(ConcurrentMember):
         self.last_sign = time.monotonic()
 
     def _answer(self, work: Work, job: Any) -> Draft | Scored | Failure:
+        if self.is_denied and self._model_name is not None:
+            # Chat models read their keys once, and the environment may have another one now.
+            self._use(chat_model_named(self._model_name))
         return self._draft(job) if work == "draft" else self._ballot(job)
 
     def _forget(self, query_id: str) -> None:
@@ -385,10 +395,16 @@ class ChatModelMember(ConcurrentMember):
         options: Mapping[str, Any],
         may_be_empty: bool = False,
     ) -> Iterator[StreamPart]:
+        model = self.model
         reply = Reply(
-            self.name, self.model, self._key, self.thinking_tokens, self.key_variable, may_be_empty
+            self.name, model, self._key, self.thinking_tokens, self.key_variable, may_be_empty
         )
-        return reply.parts(messages, options)
+        try:
+            yield from reply.parts(messages, options)
+        except MemberError as error:
+            if error.kind == "denied" and model is self.model:
+                self.is_denied = True
+            raise
 
     def _begun(
         self, messages: Sequence[BaseMessage], options: Mapping[str, Any], format: Any

@@ -127,6 +127,8 @@ class Client:
         self.member = member
         self.broken = False
         """Whether a connection was refused or cut. Another server may have taken its place."""
+        self.is_denied = False
+        """Whether the server has refused the key, or what the key may use."""
         self.last_sign = 0.0
         """When bytes last arrived."""
         self._owner = os.getpid()
@@ -135,7 +137,7 @@ class Client:
         self._uses = 0
         """The jobs that are sending requests."""
         self._lock = threading.Lock()
-        self._key = address.key or _key_in(address.api_key_env)
+        self._key = _key_of(address)
         remember({"api_key": self._key})
         self._now = threading.local()
         """The deadline of the request that this thread waits for."""
@@ -164,6 +166,11 @@ class Client:
             raise advised(
                 unusable, 'correct or unset the proxy; for SOCKS: pip install "httpx2[socks]"'
             ) from error
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether a new connection would send another key."""
+        return self._key != _key_of(self.address)
 
     @property
     def is_inherited(self) -> bool:
@@ -347,6 +354,7 @@ class Client:
         error = RefusedError(message, member=self.member, kind=kind)
         error.status = status
         if status in (401, 403):
+            self.is_denied = True
             advised(error, to_correct_key(self.address.api_key_env))
         return error
 
@@ -396,8 +404,12 @@ def _shut(stream: Any) -> None:
         pass
 
 
-def _key_in(variable: str) -> str:
-    """The key in this environment variable, if a header can hold it."""
+def _key_of(address: Address) -> str:
+    """The key for this address: its own, or what its environment variable holds now. Refuses a key
+    that no header can hold."""
+    if address.key:
+        return address.key
+    variable = address.api_key_env
     # a key that was read from a file ends with a line break
     key = os.environ.get(variable, "").strip()
     secret = key.removeprefix("Basic ").removeprefix("Bearer ")

@@ -423,9 +423,9 @@ class ServerMember(ConcurrentMember):
         with self._connecting:
             if self._failed is not None and self._failed[0] >= since:
                 raise copy(self._failed[1])
-            if self._is_lost():
-                self._ready = None
             try:
+                if self._is_lost():
+                    self._ready = None
                 self.probe()
             except (MemberError, UsageError) as error:
                 refuse_late()  # the failure of this job alone: the next one connects
@@ -439,8 +439,13 @@ class ServerMember(ConcurrentMember):
             return client, self._session, self._chat
 
     def _is_lost(self) -> bool:
-        """Whether another server may be at the address now."""
-        return self._client is not None and self._client.broken
+        """Whether this job must connect again: another server may be at the address now, or the
+        key was refused and the environment has another one now."""
+        client, chat = self._client, self._chat
+        if client is None:
+            return False
+        is_denied = client.is_denied or (chat is not None and chat.is_denied)
+        return client.broken or (is_denied and client.is_outdated)
 
 
 def _is_foreign(error: MemberError) -> bool:
