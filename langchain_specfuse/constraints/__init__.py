@@ -6,7 +6,7 @@ llguidance compiles the grammars; the extra ``langchain-specfuse[structured]`` i
 
 from .calls import CallPiece, CallReader, canonical, format_in, scanned, trigger
 from .grammar import Grammar, State, Vocabulary, vocabulary
-from .referee import check, left_out, referee_for
+from .referee import breaks_off, check, left_out, referee_for
 from .rules import arguments_schema, reader_for, respaced
 from .schema import LeftOut
 from .validation import Validator, validator_of
@@ -21,6 +21,7 @@ __all__ = [
     "Validator",
     "Vocabulary",
     "arguments_schema",
+    "breaks_off",
     "canonical",
     "check",
     "format_in",

@@ -373,6 +373,61 @@ def test_an_object_that_is_cut_in_its_middle_is_completed(fails_in, length):
     assert exits(found["raw"]) == (["lead"] if members[0].draft_calls >= fails_in else [])
 
 
+def pieces(script: str) -> list[str]:
+    """A script in pieces of up to four characters."""
+    return re.findall(r"\s*\S{1,4}|\s+$", script)
+
+
+@pytest.mark.parametrize("length", [1, 4, 64])
+@pytest.mark.parametrize("fails_after", [1, 4, 9, 14])
+def test_an_object_or_a_call_whose_reply_ends_in_its_middle_without_a_reason_is_completed(
+    hosted, fails_after, length
+):
+    """Its model has never given a reason, but an answer cannot end there."""
+    text = json.dumps(CALL, ensure_ascii=False)
+    broken = {"fails_after": fails_after, "how": "end"}
+    lead, _ = hosted("lead", script=pieces(text), **broken)
+    members = [lead, ScriptedMember(CALL, name="spare")]
+    llm = SpecFuseChatModel(members=members, segment_tokens=length)
+    found = llm.with_structured_output(Booking, include_raw=True).invoke("Book.")
+    assert found["parsing_error"] is None and found["parsed"].model_dump() == CALL
+    raw = found["raw"].response_metadata
+    assert raw["finish_reason"] == "stop"
+    (left,) = raw["specfuse"]["exits"]
+    assert (left["member"], left["kind"]) == ("lead", "error") and "broke off" in left["reason"]
+
+    call = ScriptedMember.call("book", **CALL)
+    caller, _ = hosted("caller", script=pieces(call), fails_after=fails_after + 7, how="end")
+    members = [caller, ScriptedMember(call, name="spare")]
+    llm = SpecFuseChatModel(members=members, segment_tokens=length)
+    message = llm.bind_tools([book]).invoke("Book.")
+    (made,) = message.tool_calls
+    assert made["args"] == CALL and exits(message) == ["caller"]
+
+
+def test_an_object_that_is_complete_needs_no_reason(hosted):
+    script = [*pieces(json.dumps(CALL, ensure_ascii=False)), " "]
+    lead, _ = hosted("lead", script=script, fails_after=len(script) - 1, how="end")
+    llm = SpecFuseChatModel(members=[lead, ScriptedMember(CALL, name="spare")])
+    found = llm.with_structured_output(Booking, include_raw=True).invoke("Book.")
+    assert found["parsed"].model_dump() == CALL and exits(found["raw"]) == []
+
+
+def test_an_object_that_its_model_ends_in_the_middle_with_a_reason_has_not_broken_off(hosted):
+    lead, _ = hosted("lead", script=pieces(json.dumps(CALL, ensure_ascii=False))[:9])
+    llm = SpecFuseChatModel(members=[lead, ScriptedMember(CALL, name="spare")])
+    found = llm.with_structured_output(Booking, include_raw=True).invoke("Book.")
+    assert found["parsed"] is None and exits(found["raw"]) == []
+
+
+def test_an_object_that_breaks_off_without_a_reserve_is_an_error_that_says_so(hosted):
+    text = json.dumps(CALL, ensure_ascii=False)
+    lead, _ = hosted("lead", script=pieces(text), fails_after=9, how="end")
+    booker = SpecFuseChatModel(members=[lead]).with_structured_output(Booking)
+    with pytest.raises(EnsembleError, match="broke off"):
+        booker.invoke("Book.")
+
+
 class Writer(FailingModel):
     """Writes a script in pieces of up to four characters, and fails after some of them."""
 
@@ -387,7 +442,7 @@ class Writer(FailingModel):
             return
         begun = messages[-1].text if isinstance(messages[-1], AIMessage) else ""
         rest = self.script.removeprefix(begun)
-        for at, piece in enumerate(re.findall(r"\s*\S{1,4}|\s+$", rest)):
+        for at, piece in enumerate(pieces(rest)):
             if at == self.fails_after:
                 raise ConnectionError("cut")
             yield self._chunk(piece)

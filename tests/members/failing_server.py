@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -27,13 +28,16 @@ class FailingServer:
         spared: int = 0,
         first_s: float = 0.0,
         word_s: float = 0.0,
+        script: Sequence[str] = (),
     ) -> None:
         """``fails_after``: words after which a reply breaks off; None: never. ``how``: ``cut`` in
         the middle of a character, ``end`` (the reply ends without a reason), ``hang``, or the
         status of an error instead of a reply. The first ``spared`` replies are whole. A
-        reply begins after ``first_s``, and each word takes ``word_s``."""
+        reply begins after ``first_s``, and each word takes ``word_s``. ``script``: the pieces of
+        its replies, in place of words."""
         self.name, self.fails_after, self.how, self.words = name, fails_after, how, words
         self.spared, self.first_s, self.word_s = spared, first_s, word_s
+        self.script = list(script)
         self.failed_at = 0.0
         """When a reply broke off, in seconds of ``time.perf_counter()``."""
         self.asked: list[Any] = []
@@ -52,6 +56,8 @@ class FailingServer:
         """The words of one reply."""
         if any(message["content"].startswith("Count the numbers") for message in messages):
             return ["six,", " five,", " four"]
+        if self.script:
+            return self.script
         begun = messages[-1]["content"] if messages[-1]["role"] == "assistant" else ""
         first = len(begun.split())
         return [

@@ -132,7 +132,12 @@ class Reply:
             yield part
         if self._finish == REFUSAL:
             self._refusal = self._refusal or WITHHELD
-        yield StreamPart("", finish=self._finish or "stop", refusal=self._refusal)
+        yield StreamPart(
+            "",
+            finish=self._finish or "stop",
+            has_reason=bool(self._finish),
+            refusal=self._refusal,
+        )
 
     def _next(self, chunks: Iterator[Any]) -> Any:
         """The next chunk. None if there is none, or if a complete reply gets no end."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from ...constraints import breaks_off
 from ...constraints.rules import respaced
 from ...core.values import REFUSAL, Constraint, Effort, Sampling
+from ...errors import MemberError
 from .words import cut, words_of
 
 
@@ -18,6 +20,9 @@ class StreamPart:
     thought: str = ""
     finish: str = ""
     """Why the reply ended, in the last part: ``stop``, ``length`` or ``refusal``."""
+    has_reason: bool = True
+    """Whether the provider says why the reply ended, in the last part. If it does not, ``finish``
+    is ``stop``, although the connection may have broken."""
     usage: tuple[int, int] = (0, 0)
     """Input and output tokens that the provider reports with this part, in addition to those of
     earlier parts. Most providers report all of them with one of the last parts."""
@@ -128,7 +133,7 @@ class OpenStream:
                     return
 
     def _read_part(self) -> bool:
-        """Read a part; False if there is none."""
+        """Read a part; False if there is none. Raises if the reply has broken off."""
         part = None if self.finish else next(self.parts, None)
         if part is None:
             self.finish = self.finish or "stop"
@@ -138,9 +143,14 @@ class OpenStream:
         self._thought_words += len(words_of(part.thought))
         # Summed, as LangChain sums the usage of chunks.
         self._billed = (self._billed[0] + part.usage[0], self._billed[1] + part.usage[1])
+        self.text = respaced(self.constraint, self.before, self._raw)
+        if not part.has_reason and breaks_off(self.constraint, self.before + self.text):
+            raise MemberError(
+                "its reply broke off: it ended without a finish reason, in the middle of an object "
+                "or a call"
+            )
         self.finish = part.finish
         self.refusal = part.refusal
-        self.text = respaced(self.constraint, self.before, self._raw)
         if part.least is not None:
             self._least.append((len(self.text), part.least))
         return True
