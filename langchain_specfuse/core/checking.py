@@ -236,7 +236,9 @@ class Checking:
         """The error if no whole answer has passed."""
         assert self._last is not None
         asked = f"{amount(samples, 'answer')} asked for"
-        return self._reported(no_text_passed(self._last, answer, asked))
+        return self._reported(
+            no_text_passed(self._last, answer, asked, "raise redrafts=, add a member")
+        )
 
     def _reported(self, error: CheckError) -> CheckError:
         """Add the drafts that were refused in this round, which is never finished, to the error."""
@@ -632,14 +634,21 @@ class Checking:
         redraft = self._redraft
         assert redraft is not None
         self._first = self._first or redraft.first
-        return (yield from self._give_up(answer, redraft.fault, panel, str(error)))
+        return (yield from self._give_up(answer, redraft.fault, panel, error))
 
-    def _give_up(self, answer: Answer, fault: Fault, panel: Panel, attempts: str = "") -> Steps:
-        """Do what ``on_failure`` says, because no attempt has passed."""
+    def _give_up(
+        self, answer: Answer, fault: Fault, panel: Panel, no_writers: Exception | None = None
+    ) -> Steps:
+        """Do what ``on_failure`` says, because no attempt has passed. ``no_writers`` says why no
+        member can make another attempt, if that is so."""
         how = self._settings.on_failure
         if how == "raise":
-            attempts = attempts or f"redrafts={self._settings.redrafts} in a row"
-            raise self._reported(no_text_passed(fault, answer, attempts))
+            attempts = f"redrafts={self._settings.redrafts} in a row"
+            advice = "raise redrafts=, add a member"
+            if no_writers is not None:
+                attempts = str(no_writers)
+                advice = "add a member that can take over, such as a .gguf file"
+            raise self._reported(no_text_passed(fault, answer, attempts, advice))
         if how == "keep":
             return (yield from self._kept(answer, panel))
         ended = replace(answer, finish="check", released="")
@@ -837,16 +846,15 @@ def broken_check(check: Check, verdict: Verdict, answer: Answer) -> CheckError:
     return advised(error, advice)
 
 
-def no_text_passed(fault: Fault, answer: Answer, attempts: str) -> CheckError:
-    """The error of an answer that no draft could continue."""
+def no_text_passed(fault: Fault, answer: Answer, attempts: str, advice: str) -> CheckError:
+    """The error of an answer that no draft could continue. ``advice`` says what to do besides
+    ``on_failure=``."""
     error = CheckError(
         f"no text passed the check {fault.check.name!r}: {fault.reason} ({attempts})",
         text=answer.text[: answer.shown],
         check=fault.check.name,
         reason=fault.reason,
     )
-    advice = (
-        "raise redrafts=, add a member, or choose on_failure='end' or 'keep'; .text has what was "
-        "streamed"
+    return advised(
+        error, f"{advice}, or choose on_failure='end' or 'keep'; .text has what was streamed"
     )
-    return advised(error, advice)

@@ -415,6 +415,24 @@ def test_a_chat_model_alone_does_what_on_failure_says_where_it_cannot_go_on(call
     assert raised.value.text == "".join(streamed)
 
 
+@pytest.mark.parametrize("calls", [None, 1])
+def test_where_a_chat_model_cannot_go_on_the_error_advises_only_what_can_help(calls):
+    hosted = ChatModelMember(FakeListChatModel(responses=[UNSAFE]), name="hosted")
+    options = {"checks": [forbids("guarantee")], "max_calls": calls, "segment_tokens": 4}
+    with pytest.raises(CheckError) as raised:
+        SpecFuseChatModel(members=[hosted], **options).invoke("x", redrafts=20)
+    assert "other members" not in str(raised.value), "the text is its own"
+    (advice,) = raised.value.__notes__
+    assert "redrafts" not in advice, "no draft was tried again"
+    assert ".gguf" in advice and "on_failure='end'" in advice
+    if calls is None:
+        assert "hosted (error): it cannot continue a given text" in str(raised.value)
+    spare = ScriptedMember(SAFE, name="spare")
+    helped = SpecFuseChatModel(members=[hosted, spare], lead="hosted", **options)
+    message = helped.invoke("x", redrafts=0)
+    assert "guarantee" not in message.text and message.response_metadata["finish_reason"] == "stop"
+
+
 def test_the_first_draft_can_be_kept_although_its_member_cannot_go_on():
     hosted = ChatModelMember(FakeListChatModel(responses=["We guarantee it."]), name="hosted")
     llm = SpecFuseChatModel(members=[hosted], checks=[forbids("guarantee")], on_failure="keep")

@@ -269,8 +269,9 @@ def test_a_continuation_begins_where_the_answer_stops(way: str) -> None:
 def test_a_model_that_cannot_continue_leaves_with_advice() -> None:
     member = ChatModelMember(talker(way="restart"), name="a")
     (reply,) = member.draft([draft_job(answer=(Segment("The sea"),))])
-    assert isinstance(reply, Failure) and "cannot continue text" in reply.message
-    assert any("lead=" in note for note in getattr(reply.cause, "__notes__", []))
+    assert isinstance(reply, Failure) and "cannot continue a given text" in reply.message
+    (advice,) = getattr(reply.cause, "__notes__", [])
+    assert ".gguf" in advice and "lead='a'" in advice and "segment='answer'" in advice
     answered = rounds(
         [ScriptedMember("It is green, and that is that, of course.", name="s"), member], lead=None
     )
@@ -736,6 +737,21 @@ def test_an_answer_that_the_provider_cut_is_continued() -> None:
 
     answered = rounds([ChatModelMember(Cut(asked=[], said=[], closed=[]), name="a")])
     assert "".join(round.text for round in answered) == STORY
+
+
+def test_a_lead_whose_reply_was_cut_and_that_cannot_continue_leaves_for_that_reason() -> None:
+    """The text is its own: no other member has written."""
+    script = " ".join(STORY.split()[:6])
+    lead = ChatModelMember(talker(way="restart", script=script, finish="length"), name="a")
+    llm = SpecFuseChatModel(members=[lead, ScriptedMember(STORY, name="b")], lead="a")
+    message = llm.invoke("Why?")
+    assert message.text == STORY
+    (left,) = message.response_metadata["specfuse"]["exits"]
+    assert (left["member"], left["reason"]) == ("a", "it cannot continue a given text")
+    with pytest.raises(EnsembleError, match="cannot continue a given text") as raised:
+        SpecFuseChatModel(members=[lead]).invoke("Why?")
+    assert raised.value.text == script
+    assert any("add a member that can, such as a .gguf file" in n for n in raised.value.__notes__)
 
 
 # --- how a reply ends -----------------------------------------------------------------------------

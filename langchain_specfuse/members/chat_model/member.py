@@ -347,12 +347,13 @@ class ChatModelMember(ConcurrentMember):
 
     def _cannot_continue(self, answer: str, is_demanded: bool) -> MemberError:
         if not is_demanded:
-            error = MemberError(
-                "it cannot continue text that other members wrote", member=self.name
-            )
+            # Its own text, if a check or the provider's limit cut that, or text of other members.
+            error = MemberError("it cannot continue a given text", member=self.name)
             return advised(
                 error,
-                f"let it lead (lead={self.name!r}), or agree on whole answers (segment='answer')",
+                "add a member that can, such as a .gguf file; so that it need not continue what "
+                f"others write, let it lead (lead={self.name!r}), or agree on whole answers "
+                "(segment='answer')",
             )
         error = MemberError(
             f"its reply did not begin with {answer!r:.80}, as answers must, and it cannot continue "
