@@ -237,7 +237,7 @@ class Checking:
         assert self._last is not None
         asked = f"{amount(samples, 'answer')} asked for"
         return self._reported(
-            no_text_passed(self._last, answer, asked, "raise redrafts=, add a member")
+            no_text_passed(self._last, answer, asked, "raise samples=, add a member")
         )
 
     def _reported(self, error: CheckError) -> CheckError:
