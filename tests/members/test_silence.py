@@ -578,10 +578,13 @@ def local(request: Any) -> Any:
 
 
 def test_a_local_member_gives_a_sign_with_each_token(local: Any) -> None:
+    def signs() -> int:
+        return signs_during(local, lambda: local.draft([asking("Why?", segment_tokens=32)]))
+
     before = time.monotonic()
-    signs = signs_during(local, lambda: local.draft([asking("Why?", segment_tokens=32)]))
+    # The watching thread sees some of them. On a busy machine, it may miss most of a draft.
+    assert any(signs() > 2 for _ in range(10))
     assert before < local.last_sign <= time.monotonic()
-    assert signs > 2  # as many as the watching thread saw on a busy machine
 
 
 def test_a_local_member_gives_a_sign_with_each_chunk_of_a_prompt(local: Any) -> None:

@@ -176,8 +176,7 @@ def test_members_that_cannot_be_loaded_do_not_stop_the_others(
     broken.mkdir()
     for file in Path(members[0]).iterdir():
         (broken / file.name).write_bytes(file.read_bytes())
-    weights = broken / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1000])
+    (broken / "tokenizer.json").write_text("{")  # the plan reads weights only
     monkeypatch.setitem(paper.GROUPS, "five", (str(broken), members[1]))
     monkeypatch.setitem(paper.GROUPS, "three", tuple(members))
     assert study("--tables", "exit", "temperature") == 1
