@@ -6,7 +6,7 @@ corrected with the lead alone (the same bytes); late rounds with early ones; eig
 with one after another; a token under a JSON schema of 128 keys with a token without. Then the start
 of a process, and its memory.
 
-    python benchmarks/rounds.py [--repeats 3] [--tokens 64] [--tiny]
+    python benchmarks/rounds.py [--repeats 3] [--tokens 96] [--tiny]
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ def measured(size: str, repeats: int, tokens: int) -> dict[str, float]:
 
 def main() -> None:
     given = arguments(
-        __file__, __doc__, tiny={"repeats": 1, "tokens": 24}, repeats=3, tokens=64
+        __file__, __doc__, tiny={"repeats": 1, "tokens": 24}, repeats=3, tokens=96
     ).parse_args()
     sizes = ["small"] if given.tiny else list(ENSEMBLES)
     report(
