@@ -24,7 +24,7 @@ from ..core.referee import FREE, Referee
 from ..core.round import Departure, Round
 from ..core.rounds import Loop, rounds
 from ..core.values import BUDGET, WRONG_SETTINGS, Failure, Panelist, Query
-from ..errors import EnsembleError, MemberError, UsageError, advised, emptied
+from ..errors import EnsembleError, MemberError, SpecFuseError, UsageError, advised, emptied
 from .breaker import Breaker
 from .drive import Admission, adrive, drive
 from .worker import QueuedJob, refuse_fork, worker_for
@@ -525,8 +525,9 @@ def _log_exit(gone: Departure) -> None:
     provider's message is left out: it may quote the question."""
     if gone.kind not in WRONG_SETTINGS:
         if gone.kind not in ("exit", BUDGET):
-            origin = gone.cause.__cause__ if gone.cause else None
-            kind = f"{gone.kind}, {type(origin).__name__}" if origin else gone.kind
+            origin = gone.cause and (gone.cause.__cause__ or gone.cause)
+            is_foreign = origin is not None and not isinstance(origin, SpecFuseError)
+            kind = f"{gone.kind}, {type(origin).__name__}" if is_foreign else gone.kind
             exits.warning("%s left an answer (%s); the other members continue", gone.member, kind)
         return
     advice = getattr(gone.cause, "__notes__", ()) or [f"-> {WRONG_SETTINGS[gone.kind]}"]

@@ -345,7 +345,7 @@ def test_a_member_that_leaves_is_counted_and_logged_and_the_others_finish(serve,
     assert answer["choices"][0]["message"]["content"] == BLUE
     assert answer["specfuse"]["exits"] == [{"member": "mute", "kind": "error", "round": 1}]
     assert endpoint.counted("specfuse_exits_total", 1, member="mute", kind="error")
-    assert "mute left an answer (error)" in caplog.text
+    assert "mute left an answer (error, RuntimeError); the other members continue" in caplog.text
 
 
 def test_a_lead_that_could_not_be_loaded_before_the_first_question_is_counted_once(serve):
