@@ -523,21 +523,20 @@ class Ensemble:
 def _log_exit(gone: Departure) -> None:
     """Say that a member has failed. Because the others write its answers, nobody might notice. The
     provider's message is left out: it may quote the question."""
-    if gone.kind not in WRONG_SETTINGS:
-        if gone.kind not in ("exit", BUDGET):
-            origin = gone.cause and (gone.cause.__cause__ or gone.cause)
-            is_foreign = origin is not None and not isinstance(origin, SpecFuseError)
-            kind = f"{gone.kind}, {type(origin).__name__}" if is_foreign else gone.kind
-            exits.warning("%s left an answer (%s); the other members continue", gone.member, kind)
-        return
-    advice = getattr(gone.cause, "__notes__", ()) or [f"-> {WRONG_SETTINGS[gone.kind]}"]
-    log.warning(
-        "the settings of %s look wrong (%s): until they are corrected, it writes no answer, and "
-        "the other members write without it\n%s",
-        gone.member,
-        gone.kind,
-        "\n".join(advice),
-    )
+    if gone.kind in WRONG_SETTINGS:
+        advice = getattr(gone.cause, "__notes__", ()) or [f"-> {WRONG_SETTINGS[gone.kind]}"]
+        log.warning(
+            "the settings of %s look wrong (%s): until they are corrected, the other members write "
+            "without it\n%s",
+            gone.member,
+            gone.kind,
+            "\n".join(advice),
+        )
+    elif gone.kind not in ("exit", BUDGET):
+        origin = gone.cause and (gone.cause.__cause__ or gone.cause)
+        is_foreign = origin is not None and not isinstance(origin, SpecFuseError)
+        kind = f"{gone.kind}, {type(origin).__name__}" if is_foreign else gone.kind
+        exits.warning("%s left an answer (%s); the other members continue", gone.member, kind)
 
 
 def _loop(query: Query, settings: Settings, panel: Panel, referee: Referee) -> Loop:

@@ -57,6 +57,15 @@ def vllm() -> Iterator[FakeServer]:
     fake.stop()
 
 
+@pytest.fixture
+def keyed(vllm: FakeServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[SpecFuseChatModel]:
+    """Its member has sent the first key to that server."""
+    monkeypatch.setenv("SPECFUSE_API_KEY", "first")
+    member = ServerMember(vllm.url, "tiny", tokenizer=vllm.tokenizer)
+    yield SpecFuseChatModel(members=[member], max_tokens=8)
+    member.unload()
+
+
 def refused(llm: SpecFuseChatModel) -> EnsembleError:
     """The error of a question whose only member's key is refused."""
     with pytest.raises(EnsembleError, match="401") as caught:
@@ -89,33 +98,25 @@ def test_a_corrected_key_of_a_server_that_only_chats_is_used(
 
 
 def test_a_key_that_a_server_replaced_is_read_again(
-    vllm: FakeServer, monkeypatch: pytest.MonkeyPatch
+    vllm: FakeServer, keyed: SpecFuseChatModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SPECFUSE_API_KEY", "first")
-    member = ServerMember(vllm.url, "tiny", tokenizer=vllm.tokenizer)
-    llm = SpecFuseChatModel(members=[member], max_tokens=8)
-    answer = llm.invoke(QUESTION).text
+    answer = keyed.invoke(QUESTION).text
     vllm.key = "second"
     vllm.asked.clear()
-    refused(llm)
-    refused(llm)
+    refused(keyed)
+    refused(keyed)
     paths = [path for path, _ in vllm.asked]
     assert paths == ["/v1/completions"] * 2, "it connects again only with another key"
     monkeypatch.setenv("SPECFUSE_API_KEY", "second")
-    assert llm.invoke(QUESTION).text == answer
-    member.unload()
+    assert keyed.invoke(QUESTION).text == answer
 
 
 def test_a_connection_keeps_the_key_that_its_server_takes(
-    vllm: FakeServer, monkeypatch: pytest.MonkeyPatch
+    keyed: SpecFuseChatModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SPECFUSE_API_KEY", "first")
-    member = ServerMember(vllm.url, "tiny", tokenizer=vllm.tokenizer)
-    llm = SpecFuseChatModel(members=[member], max_tokens=8)
-    answer = llm.invoke(QUESTION).text
+    answer = keyed.invoke(QUESTION).text
     monkeypatch.delenv("SPECFUSE_API_KEY")
-    assert llm.invoke(QUESTION).text == answer
-    member.unload()
+    assert keyed.invoke(QUESTION).text == answer
 
 
 def test_a_corrected_key_that_no_header_can_hold_is_refused_with_its_variable(

@@ -43,8 +43,9 @@ def sampling_of(model: BaseChatModel, sampling: Sampling) -> dict[str, Any]:
 def format_of(model: BaseChatModel, constraint: Constraint | None) -> Any:
     """Ollama's ``format`` for an answer that begins with this reply; None if it has none.
 
-    Ollama puts required properties first, and the answer has them in the schema's order. Where
-    these differ, the model reads the schema in its prompt alone.
+    Ollama's grammars are made by llama.cpp's converter, which puts required properties first. The
+    answer has them in the schema's order. Where these differ, the model reads the schema in its
+    prompt alone.
     """
     if constraint is None or not is_ollama(model):
         return None
