@@ -28,7 +28,7 @@ def required() -> list[Requirement]:
         line.split("#")[0].strip() for line in (REQUIREMENTS / "dev.in").read_text().splitlines()
     ]
     return [Requirement(line) for line in lines if line] + [
-        Requirement("langchain-specfuse[demo,ray,serve,server]")
+        Requirement("langchain-specfuse[demo,ray,serve,server,transformers]")
     ]
 
 
