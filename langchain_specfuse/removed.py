@@ -1,0 +1,19 @@
+"""What earlier versions had and this one refuses: the one table that such refusals come from.
+
+Nothing here keeps an old name working. A row is one line that says what to do instead, and the row
+is deleted when nobody can still have the old thing in his code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .errors import UsageError, advised
+
+REMOVED: Mapping[str, str] = {}
+"""What was removed -> what to do instead."""
+
+
+def removed(what: str) -> UsageError:
+    """The error for something that this version no longer has. ``what`` is a key of the table."""
+    return advised(UsageError(f"{what} is no longer supported"), REMOVED[what])
