@@ -26,6 +26,7 @@ from langchain_core.decisions import (  # type: ignore[import-not-found, unused-
     ScoreAnswer,
 )
 from langchain_core.messages import BaseMessage, is_data_content_block
+from langchain_core.messages.ai import UsageMetadata
 from pydantic import (
     ConfigDict,
     Field,
@@ -154,7 +155,7 @@ class SpecFuseDecisionModel(BaseDecisionModel):  # type: ignore[misc, unused-ign
             for (name, question), decision in zip(questions.items(), decisions, strict=True)
         }
         read = sum(decision.effort.read + decision.effort.reused for decision in decisions)
-        usage = {"input_tokens": read, "output_tokens": 0, "total_tokens": read}
+        usage = UsageMetadata(input_tokens=read, output_tokens=0, total_tokens=read)
         return ClassifierResponse(model=self.model, answers=answers, usage=usage)
 
 
