@@ -8,6 +8,7 @@ next number.
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Sequence
@@ -29,15 +30,18 @@ class FailingServer:
         first_s: float = 0.0,
         word_s: float = 0.0,
         script: Sequence[str] = (),
+        bytes_sent: int | None = None,
     ) -> None:
         """``fails_after``: words after which a reply breaks off; None: never. ``how``: ``cut`` in
         the middle of a character, ``end`` (the reply ends without a reason), ``hang``, or the
         status of an error instead of a reply. The first ``spared`` replies are whole. A
         reply begins after ``first_s``, and each word takes ``word_s``. ``script``: the pieces of
-        its replies, in place of words."""
+        its replies, in place of words. ``bytes_sent``: the connection is closed after this many
+        bytes of a reply's body."""
         self.name, self.fails_after, self.how, self.words = name, fails_after, how, words
         self.spared, self.first_s, self.word_s = spared, first_s, word_s
         self.script = list(script)
+        self.bytes_sent = bytes_sent
         self.failed_at = 0.0
         """When a reply broke off, in seconds of ``time.perf_counter()``."""
         self.asked: list[Any] = []
@@ -96,6 +100,9 @@ def _answering(server: FailingServer) -> type[BaseHTTPRequestHandler]:
 
         def _stream(self, words: list[str], fails_after: int | None) -> None:
             time.sleep(server.first_s)
+            if server.bytes_sent is not None:
+                self._send_part(words, server.bytes_sent)
+                return
             for at, word in enumerate(words):
                 time.sleep(server.word_s)
                 if at == fails_after:
@@ -116,6 +123,15 @@ def _answering(server: FailingServer) -> type[BaseHTTPRequestHandler]:
             self._send(self._event({}, "stop"))
             self._send(b"data: [DONE]\n\n")
             self._send(b"")
+
+        def _send_part(self, words: list[str], count: int) -> None:
+            """Send the first bytes of the reply, and close the connection."""
+            events = [self._event({"content": word}, None) for word in words]
+            body = b"".join([*events, self._event({}, "stop"), b"data: [DONE]\n\n"])
+            if count:
+                self._send(body[:count])
+            self.connection.shutdown(socket.SHUT_RDWR)
+            self.close_connection = True
 
         def _event(self, delta: dict[str, str], finish: str | None) -> bytes:
             choice = {"index": 0, "delta": delta, "finish_reason": finish}

@@ -1,0 +1,169 @@
+"""Whatever mix of checks, failures and deaths an answer meets, no word is lost, repeated or
+forbidden.
+
+Each member writes its name and the number of each word, and continues a text of others at its next
+number. So an answer shows who wrote which word, and whether one is missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from langchain_openai import ChatOpenAI
+
+from langchain_specfuse import (
+    ChatModelMember,
+    CheckError,
+    EnsembleError,
+    ScriptedMember,
+    SpecFuseChatModel,
+    checks,
+)
+from tests.members.failing_server import FailingServer
+
+from .conftest import joined
+from .test_failover import FailingModel, numbers
+
+WORDS = 16
+MIXES = 500
+PLACES = ("segment", "sentence", "line", "answer")
+
+
+@dataclass
+class Watch:
+    """A check that refuses some words, and remembers every text that it has passed."""
+
+    refused: frozenset[str]
+    passed: set[str]
+
+    def __call__(self, text: str) -> str | None:
+        found = self.refused.intersection(text.replace(".", "").split())
+        if found:
+            return f"it has {min(found)}"
+        self.passed.add(text)
+        return None
+
+    def has_passed(self, shown: str) -> bool:
+        return not shown or any(text.startswith(shown) for text in self.passed)
+
+
+def script(name: str, rng: random.Random) -> str:
+    """Numbered words; some end a sentence, and some a line."""
+    words = [f"{name}{number}" + rng.choice(["", "", ".", ".\n"]) for number in range(WORDS)]
+    return " ".join(words)
+
+
+def scripted(name: str, rng: random.Random) -> ScriptedMember:
+    fails_in = rng.randint(1, 2 * WORDS) if rng.random() < 0.5 else None
+    return ScriptedMember(script(name, rng), name=name, fails_in=fails_in)
+
+
+def hosted(name: str, rng: random.Random) -> ChatModelMember:
+    after = rng.randint(0, WORDS) if rng.random() < 0.5 else None
+    how = rng.choice(["raise", "cut", "500", "429", "401"])
+    model = FailingModel(
+        called=name, fails_after=after, how=how, words=WORDS, asked=[], released=threading.Event()
+    )
+    return ChatModelMember(model, name=name)
+
+
+def mix(seed: int) -> tuple[SpecFuseChatModel, Watch]:
+    """One to four members of both kinds, how they write together, and a check of their words."""
+    rng = random.Random(seed)
+    names = "abcd"[: rng.randint(1, 4)]
+    members: list[Any] = [rng.choice([scripted, scripted, hosted])(name, rng) for name in names]
+    refused = {
+        f"{rng.choice(names)}{rng.randrange(WORDS)}" for _ in range(rng.choice([0, 1, 1, 2, 4]))
+    }
+    watch = Watch(frozenset(refused), set())
+    llm = SpecFuseChatModel(
+        members=members,
+        segment_tokens=rng.choice([1, 3, 8, 64]),
+        lead=rng.choice([None, names[0], names[-1]]),
+        redrafts=rng.choice([0, 1, 3]),
+        on_failure=rng.choice(["raise", "end"]),
+        checks=[checks.at(rng.choice(PLACES), watch)],
+    )
+    return llm, watch
+
+
+def chunks_of(llm: SpecFuseChatModel, is_async: bool) -> tuple[list[Any], Exception | None]:
+    """The chunks of an answer, and the error with which it ended."""
+    chunks: list[Any] = []
+
+    async def ask() -> None:
+        async for chunk in llm.astream("Count."):
+            chunks.append(chunk)  # noqa: PERF401 (an error ends it)
+
+    try:
+        if is_async:
+            asyncio.run(ask())
+        else:
+            chunks.extend(llm.stream("Count."))
+    except (EnsembleError, CheckError) as error:
+        return chunks, error
+    return chunks, None
+
+
+@pytest.mark.parametrize("first", range(0, MIXES, 50))
+def test_no_mix_of_checks_and_deaths_loses_repeats_or_shows_a_refused_word(first: int) -> None:
+    for seed in range(first, first + 50):
+        llm, watch = mix(seed)
+        chunks, error = chunks_of(llm, is_async=seed % 2 == 1)
+        shown = ""
+        for chunk in chunks:
+            shown += chunk.text
+            assert watch.has_passed(shown), f"{seed}: shown before it has passed"
+        words = shown.replace(".", "")
+        assert not watch.refused.intersection(words.split()), f"{seed}: a refused word is shown"
+        assert numbers(words) == list(range(len(words.split()))), f"{seed}: lost or repeated"
+        if error is not None:
+            assert error.text == shown, f"{seed}: the error has what was streamed"
+            continue
+        finish = joined(chunks).response_metadata["finish_reason"]
+        assert finish in ("stop", "check")
+        if finish == "stop":
+            assert len(words.split()) == WORDS, f"{seed}: the answer is not complete"
+
+
+# --- every byte -------------------------------------------------------------------------------------
+
+SHORT = 5
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[FailingServer, FailingServer]]:
+    servers = FailingServer("a", words=SHORT), FailingServer("b", words=SHORT)
+    yield servers
+    for server in servers:
+        server.stop()
+
+
+@pytest.mark.parametrize("step", [11, pytest.param(1, marks=pytest.mark.long)])
+def test_a_takeover_at_any_byte_loses_and_repeats_nothing(
+    pair: tuple[FailingServer, FailingServer], step: int
+) -> None:
+    """With every 11th byte, the cuts fall on each part of an event in turn."""
+    lead, reserve = pair
+    for count in range(0, 2000, step):
+        lead.bytes_sent = count
+        members = [
+            ChatModelMember(
+                ChatOpenAI(model="m", base_url=server.url, api_key="none", max_retries=0),
+                name=server.name,
+            )
+            for server in pair
+        ]
+        text = SpecFuseChatModel(members=members, segment_tokens=2).invoke("Count.").text
+        assert "\ufffd" not in text
+        assert numbers(text.replace("ö", "")) == list(range(SHORT)), f"cut after {count} bytes"
+        if len(reserve.asked) == 0:
+            return  # the whole reply has arrived
+        reserve.asked.clear()
+    raise AssertionError("the reply never arrived")
