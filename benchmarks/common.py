@@ -26,7 +26,7 @@ from langchain_specfuse.core.values import Query, Turn
 from langchain_specfuse.demo import ENSEMBLES, DemoFile, file_of
 from langchain_specfuse.engine import Ensemble
 from langchain_specfuse.evaluation.running import on_worker
-from langchain_specfuse.members.llamacpp.threads import most_threads
+from langchain_specfuse.members.llamacpp.binding import thread_count
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT))  # for tests.members
@@ -157,7 +157,7 @@ def chip() -> str:
 
 def machine() -> str:
     torch = sys.modules.get("torch")
-    count = torch.get_num_threads() if torch else most_threads()
+    count = torch.get_num_threads() if torch else thread_count()
     return f"{chip()}, {platform.machine()}, {count} thread{'s' * (count != 1)}"
 
 

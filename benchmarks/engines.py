@@ -35,7 +35,7 @@ from langchain_specfuse import ServerMember
 from langchain_specfuse.core.options import Settings
 from langchain_specfuse.demo import ENSEMBLES
 from langchain_specfuse.engine import Ensemble
-from langchain_specfuse.members.llamacpp.threads import most_threads
+from langchain_specfuse.members.llamacpp.binding import thread_count
 
 MEASURES = (
     "core",
@@ -95,7 +95,7 @@ def here(size: str, tokens: int) -> Ways:
 def alone_on_server(size: str, tokens: int) -> Ways:
     """The first member's model in llama-server, without this package."""
     one = ENSEMBLES[size][0]
-    with llama_server(one, most_threads()) as url:
+    with llama_server(one, thread_count()) as url:
         asked_server(url, 8)
         return {f"server {one.name}": asked_server(url, tokens)}
 
@@ -125,7 +125,7 @@ def asked_server(url: str, tokens: int) -> dict[str, Any]:
 def members_on_servers(size: str, tokens: int) -> Ways:
     """The same ensemble with each member on a llama-server, which share the threads."""
     with ExitStack() as running:
-        share = max(1, most_threads() // len(ENSEMBLES[size]))
+        share = max(1, thread_count() // len(ENSEMBLES[size]))
         members = [
             ServerMember(
                 f"{running.enter_context(llama_server(one, share))}/v1",

@@ -44,7 +44,7 @@ from langchain_specfuse.core.options import Settings
 from langchain_specfuse.core.values import Turn
 from langchain_specfuse.demo import SMOLLM2
 from langchain_specfuse.engine import Ensemble
-from langchain_specfuse.members.llamacpp.threads import most_threads
+from langchain_specfuse.members.llamacpp.binding import thread_count
 from tests.members.failing_server import FailingServer
 
 MEASURES = ("core/rounds.py", "engine/drive.py", "engine/ensemble.py", "members/local")
@@ -159,7 +159,7 @@ def on_server(conversations: dict[str, Turns], repeats: int) -> dict[str, float]
     scripted, because a model in this process would take the processor from the server."""
     lead = ScriptedMember(STORY, name="lead")
     found: dict[str, float] = {}
-    with llama_server(SMOLLM2, most_threads()) as url:
+    with llama_server(SMOLLM2, thread_count()) as url:
         for length, turns in conversations.items():
             seconds = []
             for number in range(repeats):

@@ -317,7 +317,6 @@ MEASURED: Mapping[str, tuple[Callable[[Any], str], str]] = {
     "study-router-mixed": (partial(tables.router, part="mixed"), "studies/routing"),
     "study-router-tiny": (partial(tables.router, part="specialists, tiny"), "studies/routing"),
     "study-skills": (partial(tables.skills, members="tiny"), "studies/specialists"),
-    "threads": (tables.threads, "benchmarks/threads"),
     "takeover": (tables.takeover, "benchmarks/failover"),
     "tracing": (tables.tracing, "benchmarks/tracing"),
 }

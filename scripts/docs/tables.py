@@ -285,25 +285,6 @@ def load(results: Result) -> str:
     )
 
 
-# --- beside other work ----------------------------------------------------------------------------
-
-
-def threads(results: Result) -> str:
-    """Tokens per second by the number of threads, and how far the default is from the best one."""
-    found = {name: one for name, one in results.items() if name.endswith(" busy")}
-    ways = list(next(iter(found.values()))["tokens_per_s"])
-    rows = []
-    for name, one in found.items():
-        speeds = [f"{one['tokens_per_s'][way]:.1f}" for way in ways]
-        count = name.split()[0]
-        rows.append((count, *speeds, f"{1 / one['default_to_best_fixed']:.2f} times"))
-    heads = ("busy processes beside it", *(f"`{way}`" if "=" in way else way for way in ways))
-    tokens = results["about"]["arguments"]["tokens"]
-    details = f"tokens/s, with the reading of the question; medians; {tokens} tokens"
-    lines = table((*heads, "time of the default, over the best of the others"), rows)
-    return _joined(lines, source("benchmarks/threads", results["about"], details))
-
-
 def served(results: Result) -> str:
     """The requests of a round on vLLM, and the time outside of the engine."""
     rows = []

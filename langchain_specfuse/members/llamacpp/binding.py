@@ -33,6 +33,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from ...errors import UsageError, advised
 
 log = logging.getLogger("langchain_specfuse")
@@ -170,7 +172,6 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "llama_state_seq_get_size": (c_size_t, c_void_p, c_int32),
     "llama_state_seq_get_data": (c_size_t, c_void_p, c_void_p, c_size_t, c_int32),
     "llama_state_seq_set_data": (c_size_t, c_void_p, c_void_p, c_size_t, c_int32),
-    "llama_set_n_threads": (None, c_void_p, c_int32, c_int32),
     "llama_decode": (c_int32, c_void_p, Batch),
     "llama_get_logits": (POINTER(c_float), c_void_p),
     "llama_vocab_n_tokens": (c_int32, c_void_p),
@@ -273,6 +274,19 @@ def _layout(read_defaults: Any, params: type[Structure]) -> type[Structure]:
         f"as {TESTED}"
     )
     raise advised(unsupported, f"pip install xllamacpp=={TESTED}")
+
+
+def thread_count() -> int:
+    """How many threads compute: ``$OMP_NUM_THREADS``, otherwise one for each core that this process
+    may use."""
+    chosen = os.environ.get("OMP_NUM_THREADS", "")
+    if chosen.isdigit() and int(chosen) > 0:
+        return int(chosen)
+    if hasattr(os, "sched_getaffinity"):
+        allowed = len(os.sched_getaffinity(0))
+    else:
+        allowed = os.cpu_count() or 1
+    return min(allowed, psutil.cpu_count(logical=False) or allowed)
 
 
 @cache

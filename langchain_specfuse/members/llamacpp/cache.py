@@ -24,8 +24,7 @@ import numpy as np
 from ...errors import MemberError, advised
 from ..local.cache import Cache
 from ..local.strands import Extension, Logits, SequenceKey, Strand
-from .binding import CACHE_TYPES, COMPLAINTS, NO_ROOM, Batch
-from .threads import Threads, chosen_threads, most_threads
+from .binding import CACHE_TYPES, COMPLAINTS, NO_ROOM, Batch, thread_count
 from .trials import TrialResult, recall, remember, trial_key
 
 if TYPE_CHECKING:
@@ -48,8 +47,6 @@ replies would depend on other questions. If one token is rounded differently fro
 (weights in blocks of 256), passes are wide, and a prompt is read a tenth faster."""
 SLOW_SIZES = range(8, 11)
 """Two passes of half this size take less time than one (``_halves``)."""
-STEP = 256
-"""Attention processes cells in multiples of this number."""
 GRAVEYARD = SEQUENCES - 1
 """The sequence of the freed cells."""
 CELLS = 512
@@ -89,9 +86,6 @@ class LlamaCppCache(Cache):
         super().__init__(weights, CHUNK)
         self.weights: GgufWeights = weights
         self.adapter = adapter
-        self.threads = Threads(most_threads())
-        self._measures_threads = weights.device == "cpu" and chosen_threads() is None
-        """Whether the number of threads is found by measuring."""
         self._lib = weights.lib
         self._context: Any = None
         self._close: Any = None
@@ -173,7 +167,7 @@ class LlamaCppCache(Cache):
         params.n_batch = params.n_ubatch = WIDE
         params.n_seq_max = SEQUENCES
         params.n_outputs_max = params.n_outputs_max_per_seq = SEQUENCES
-        params.n_threads = params.n_threads_batch = self.threads.most
+        params.n_threads = params.n_threads_batch = thread_count()
         params.flash_attention, params.kv_unified = 1, True
         params.type_k = params.type_v = CACHE_TYPES[self.weights.source.cache_type]
         COMPLAINTS.lines.clear()
@@ -362,7 +356,7 @@ class LlamaCppCache(Cache):
             [strand.state for strand in strands],
             has_row,
         )
-        code = self._decode(batch, len(tokens))
+        code = int(self._lib.llama_decode(self._context, batch))
         self.last_sign = time.monotonic()
         if code:
             for strand in strands:
@@ -378,27 +372,6 @@ class LlamaCppCache(Cache):
         shape = (sum(has_row), self.weights.vocabulary_size)
         logits = np.ctypeslib.as_array(self._lib.llama_get_logits(self._context), shape)
         return list(logits.copy())
-
-    def _decode(self, batch: Batch, size: int) -> int:
-        """Compute one pass, with the fastest number of threads if that cannot change results."""
-        if not self._measures_threads or self._splits_attention(size):
-            return int(self._lib.llama_decode(self._context, batch))
-        number, most = self.threads.number(size), self.threads.most
-        self._lib.llama_set_n_threads(self._context, number, number)
-        since = time.perf_counter()
-        code = int(self._lib.llama_decode(self._context, batch))
-        if not code:
-            self.threads.took(size, time.perf_counter() - since)
-        self._lib.llama_set_n_threads(self._context, most, most)
-        return code
-
-    def _splits_attention(self, size: int) -> bool:
-        """Whether attention may be summed in one part per thread, so that the number of threads
-        affects the last bits. llama.cpp does this if a single token attends to 512 cells or more,
-        and it counts cells in steps of 256."""
-        if self._used + size <= STEP:
-            return False
-        return not self.cuts or (size == 1 and self.weights.source.cache_type == "f16")
 
     # --- memory -----------------------------------------------------------------------------------
 

@@ -49,14 +49,12 @@ class LlamaCppMember(LocalMember):
     ``chat_template``, ``chat_template_kwargs``, ``system_prompt``, ``repetition_penalty``
         As those of :class:`.TransformersMember`; so are ``thinking_tokens`` and ``prefix_cache``.
 
-    It uses ``$OMP_NUM_THREADS`` threads or, if that is not set, at most one for each core. While it
-    writes, it measures whether fewer threads are faster, which is the case if the machine has other
-    work to do.
+    It uses ``$OMP_NUM_THREADS`` threads or, if that is not set, one for each core.
     """
 
     usual_source: ClassVar[Mapping[str, Any]] = vars(GgufSource(""))
 
-    @checked(removed={**REMOVED, "threads": "set $OMP_NUM_THREADS, or let the member measure it"})
+    @checked(removed={**REMOVED, "threads": "set $OMP_NUM_THREADS"})
     def __init__(
         self,
         model: str | os.PathLike[str],

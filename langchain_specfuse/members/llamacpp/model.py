@@ -24,10 +24,9 @@ from .. import hub, ollama
 from ..files import gguf_length
 from ..local.cache import Cache
 from ..local.weights import Weights
-from .binding import COMPLAINTS, gpu, llamacpp
+from .binding import COMPLAINTS, gpu, llamacpp, thread_count
 from .cache import LlamaCppCache
 from .header import Q6_K, share_of
-from .threads import most_threads
 from .tokenizer import GgufTokenizer
 from .trials import file_identity
 
@@ -145,8 +144,8 @@ class GgufWeights(Weights):
     def describe(self, cache: Cache) -> str:
         chip = self.chip
         if self.device == "cpu":
-            most = most_threads()
-            chip = f"{most} thread{'s' * (most != 1)}"
+            count = thread_count()
+            chip = f"{count} thread{'s' * (count != 1)}"
         text = ctypes.create_string_buffer(256)
         self.lib.llama_model_desc(self.handle, text, len(text))
         architecture = text.value.decode("utf-8", "replace")

@@ -14,12 +14,11 @@ from langchain_specfuse import MemberError, SpecFuseChatModel, UsageError
 from langchain_specfuse.chat.references import names_of
 from langchain_specfuse.constraints import referee_for
 from langchain_specfuse.core.options import Settings
-from langchain_specfuse.core.values import Candidate, DraftJob, Sampling, ScoreJob, Segment
+from langchain_specfuse.core.values import DraftJob, Sampling
 from langchain_specfuse.demo import GEMMA, SMOLLM2, file_of
 from langchain_specfuse.members.llamacpp import binding, model
 from langchain_specfuse.members.llamacpp.cache import LlamaCppCache
 from langchain_specfuse.members.llamacpp.member import LlamaCppMember
-from langchain_specfuse.members.llamacpp.threads import Threads
 
 from .. import fake_hub, tiny
 from ..local.test_caches import KEYS, anew, live
@@ -118,45 +117,7 @@ def test_the_text_of_a_whole_answer_with_stop_strings_costs_as_much_for_every_to
 # --- threads ----------------------------------------------------------------------------------
 
 
-class Restless(Threads):
-    """Chooses another number of threads for every pass."""
-
-    def number(self, size):
-        self.passes = getattr(self, "passes", 0) + 1
-        return 1 + self.passes % self.most
-
-    def took(self, size, seconds):
-        pass
-
-
-@pytest.mark.parametrize("cache_type", ["f16", "q8_0"])
-def test_no_reply_depends_on_the_number_of_threads(cache_type, tiny_llama, monkeypatch):
-    monkeypatch.setattr("langchain_specfuse.members.llamacpp.cache.most_threads", lambda: 2)
-    replies = {}
-    for fixed in (False, True):
-        if fixed:
-            monkeypatch.setenv("OMP_NUM_THREADS", "2")
-        else:
-            monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-        member = LlamaCppMember(tiny_llama, cache_type=cache_type, n_gpu_layers=0)
-        member.probe()
-        restless = member.cache.threads = Restless(2)
-        texts = ("Why is the sky blue? ", "Tell me a story. ")
-        queries = [tiny.query(text * 26, id=text) for text in texts]
-        jobs = [DraftJob(query, (), 24, 24, Sampling()) for query in queries]
-        drafts = [*member.draft(jobs[:1]), *member.draft(jobs)]  # alone, then as a batch
-        answer = (Segment(drafts[0].text, tokens={member.name: drafts[0].tokens}),)
-        longer = DraftJob(queries[0], answer, 24, 24, Sampling())
-        drafts += member.draft([longer])
-        vote = ScoreJob(queries[0], answer, (Candidate(" blue", False, ("x",)),))
-        replies[fixed] = [reply.logprobs for reply in (*drafts, *member.score([vote]))]
-        passes = getattr(restless, "passes", 0)
-        assert (passes > 20) == (not fixed)
-        member.unload()
-    assert replies[True] == replies[False]
-
-
-def test_the_environment_bounds_the_number_of_threads(tiny_llama, monkeypatch):
+def test_the_environment_chooses_the_number_of_threads(tiny_llama, monkeypatch):
     for number, words in (("1", ", 1 thread,"), ("2", ", 2 threads,")):
         monkeypatch.setenv("OMP_NUM_THREADS", number)
         member = LlamaCppMember(tiny_llama, n_gpu_layers=0)
