@@ -10,7 +10,9 @@ from collections.abc import Mapping
 
 from .errors import UsageError, advised
 
-REMOVED: Mapping[str, str] = {}
+REMOVED: Mapping[str, str] = {
+    'result="fuse"': "examples/fusion.py merges the answers of several models with LangChain alone",
+}
 """What was removed -> what to do instead."""
 
 

@@ -1,5 +1,5 @@
 """Compare any systems on questions from a file: members alone, the ensemble, the ensemble with
-options changed, and what people do instead (``surest``, ``fusion``).
+options changed, and what people do instead (``surest``).
 
     python studies/compare.py questions.jsonl --grader number --members A.gguf B.gguf \\
         --systems singles ensemble surest short:segment_tokens=4,exit=never

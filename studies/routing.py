@@ -5,7 +5,7 @@ ones.
 router is made from their marks. Each member's own answers to the sealed questions are stored in
 ``specialists.json``, so those of the members that the router chooses are looked up, and no sealed
 question is asked.
-``mixed``: three real models of different size on the questions of ``fusion.py``. Each member
+``mixed``: three real models of different size on four sets of questions. Each member
 answers them alone: the development part, and with ``--table`` the sealed part.
 
     python studies/routing.py specialists --members lora
@@ -21,14 +21,20 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cases import DEVELOPMENT, PARTS, SEALED, spread
+import programs
+import rules
+import sources
+from cases import DEVELOPMENT, PARTS, SEALED, Case, Grade, spread
 from command import arguments, need, parsed
 from forecast import Pace, ask_plan, forecast, keys_left, single_plans
 from models import MODELS, member_of
+from questions import gsm8k
+from questions import part_of as part_of_problem
 from rows import Row, show, sign_test
 
 from langchain_specfuse.chat.routing import routed
@@ -36,11 +42,11 @@ from langchain_specfuse.core.options import Settings
 from langchain_specfuse.core.routing import Router
 from langchain_specfuse.core.values import Turn
 from langchain_specfuse.engine import Ensemble
-from langchain_specfuse.evaluation import Graded, Plan, Results, System, Task
+from langchain_specfuse.evaluation import Graded, Plan, Results, System, Task, graders
 from langchain_specfuse.evaluation.comparison import by_system, mean, scores_of
 from langchain_specfuse.evaluation.doctor import with_router
 from langchain_specfuse.evaluation.gate import opens
-from langchain_specfuse.evaluation.graders import Grade, Question
+from langchain_specfuse.evaluation.graders import Question, number
 
 STUDIES = Path(__file__).resolve().parent
 WAYS = 4
@@ -54,7 +60,34 @@ QUESTIONS = {
 """The questions that the routers are made from: no sealed question was drawn with these seeds, and
 the questions for the adapters belong to the tuning part."""
 COUNTS = {DEVELOPMENT: 40, SEALED: 60}
-"""Questions of each set of ``fusion.py``, at most."""
+"""Questions of each set, at most."""
+
+
+def problems(part: str, folder: Path) -> list[Case]:
+    """GSM8K's problems. The tuning part of section 3 is for development."""
+    named = {"tune": DEVELOPMENT, "sealed": SEALED}
+
+    def case(problem: Any) -> Case:
+        grade = lambda text: Grade(number(problem, text).score == 1.0)
+        return Case(problem.id, "math", problem.text, (), grade)
+
+    return [case(one) for one in gsm8k(folder) if named.get(part_of_problem(one.text)) == part]
+
+
+@dataclass(frozen=True)
+class Set:
+    """Questions, and how long their answers may be."""
+
+    cases: Callable[[str, Path], list[Case]]
+    max_tokens: int
+
+
+SETS = {
+    "math": Set(problems, 256),
+    "code": Set(programs.cases, programs.MAX_TOKENS),
+    "rules": Set(rules.cases, rules.MAX_TOKENS),
+    "sources": Set(sources.cases, sources.MAX_TOKENS),
+}
 
 
 # --- specialists ----------------------------------------------------------------------------------
@@ -204,12 +237,10 @@ def table(routed: str, others: Mapping[str, str]) -> Iterator[Row]:
 
 
 class Mixed:
-    """Three models, each alone, on the four sets of ``fusion.py``."""
+    """Three models, each alone, on four sets of questions."""
 
     def __init__(self, data: Path, folder: Path, at_once: int) -> None:
-        import fusion
-
-        self.sets = fusion.SETS
+        self.sets = SETS
         self.members = {model.name: member_of(model) for model in MODELS.values()}
         self._data, self._folder, self._at_once = data, folder, at_once
         self._pace = Pace(folder / "pace.json")
@@ -255,8 +286,8 @@ class Mixed:
         cases = {case.id: case for case in chosen}
         questions = tuple(Question(case.id, (Turn("user", case.text),)) for case in chosen)
 
-        def grade(question: Question, answer: str) -> Grade:
-            return Grade(float(cases[question.id].grade(answer).right))
+        def grade(question: Question, answer: str) -> graders.Grade:
+            return graders.Grade(float(cases[question.id].grade(answer).right))
 
         task = Task(f"routing {part} {name}", questions, grade, mark="1")
         settings = Settings(max_tokens=self.sets[name].max_tokens)

@@ -10,7 +10,7 @@ from typing import Any
 from langchain_specfuse.core.options import Method, Settings, parsed
 from langchain_specfuse.errors import UsageError, advised
 from langchain_specfuse.evaluation import System
-from langchain_specfuse.evaluation.running import ENSEMBLE, FUSION, fusion_of
+from langchain_specfuse.evaluation.running import ENSEMBLE
 
 SUREST = "surest"
 """Members answer alone, and the answer to which its author gives the highest probability per token
@@ -28,7 +28,7 @@ def chosen(
     names: Sequence[str], members: Sequence[str], settings: Settings, verifiers: Sequence[str] = ()
 ) -> list[System]:
     """The systems with these names: ``singles``, ``ensemble``, a member's name, ``surest``,
-    ``fusion``, one of ``CHANGED``, or ``NAME:key=value,key=value``.
+    one of ``CHANGED``, or ``NAME:key=value,key=value``.
 
     >>> names = ["singles", "ensemble", "short:segment_tokens=4"]
     >>> [system.name for system in chosen(names, ["a", "b"], Settings())]
@@ -51,7 +51,7 @@ def chosen(
 def _systems_named(name: str, whole: System) -> list[System]:
     own, colon, changes = name.partition(":")
     if colon and own and changes:
-        if own in (ENSEMBLE, FUSION, SUREST, "singles", *whole.members):
+        if own in (ENSEMBLE, SUREST, "singles", *whole.members):
             raise advised(
                 UsageError(f"{own!r} is taken as a system's name"),
                 f"another name: my-{own}:{changes}",
@@ -63,11 +63,9 @@ def _systems_named(name: str, whole: System) -> list[System]:
         return [System(name, (name,), whole.settings)]
     if name in (ENSEMBLE, SUREST):
         return [replace(whole, name=name)]
-    if name == FUSION:
-        return [fusion_of(whole.members, whole.settings)]
     if name in CHANGED:
         return [changed(whole, name, CHANGED[name])]
-    known = ", ".join(("singles", ENSEMBLE, *whole.members, SUREST, FUSION, *CHANGED))
+    known = ", ".join(("singles", ENSEMBLE, *whole.members, SUREST, *CHANGED))
     advice = f"there are {known}; or NAME:key=value,key=value, for example short:segment_tokens=4"
     raise advised(UsageError(f"there is no system {name!r}"), advice)
 

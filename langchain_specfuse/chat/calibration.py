@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter, ValidationError
 
 from ..core.options import METHODS, Method
-from ..core.results import FUSE, RESULTS
+from ..core.results import RESULTS
 from ..core.routing import N_GRAMS, Router
 from ..core.values import Turn
 from ..errors import UsageError, advised
@@ -46,7 +46,7 @@ UNREADABLE = (
 """Errors of other libraries that reading a file may raise."""
 ROUTER = "router"
 """The name of the way in which a router chooses the lead of each question."""
-USES = ("alone", "ensemble", "vote", "consensus", "fusion", ROUTER)
+USES = ("alone", "ensemble", "vote", "consensus", ROUTER)
 """The ways in which a calibration can use the members."""
 
 
@@ -81,8 +81,7 @@ class Calibration:
     method: Mapping[str, Any] = field(default_factory=dict)
     """Options of the method that differ from the default."""
     result: str | None = None
-    """The result by which whole answers are compared, or ``fuse`` if they are merged; None if
-    answers are agreed by segments."""
+    """The result by which whole answers are compared; None if answers are agreed by segments."""
     prior: Mapping[str, float] | None = None
     """Voting weights to begin with."""
     leads: bool = True
@@ -159,9 +158,9 @@ class Calibration:
                 data["method"][option] = math.inf
         calibration: Calibration = _ADAPTER.validate_python(data)
         Method.named("robust", **calibration.method)
-        if calibration.result not in (None, *RESULTS, FUSE):
+        if calibration.result not in (None, *RESULTS):
             raise ValueError(
-                f"result must be one of {', '.join((*RESULTS, FUSE))}, got {calibration.result!r}"
+                f"result must be one of {', '.join(RESULTS)}, got {calibration.result!r}"
             )
         if calibration.lead not in calibration.members:
             raise ValueError(f"its lead, {calibration.lead!r:.80}, is not one of its members")

@@ -195,7 +195,7 @@ class AnswerChunks:
     # --- counting ---------------------------------------------------------------------------------
 
     def _count(self, round: Round) -> None:
-        if round.number <= 1 and not self._prompt.prompt:
+        if round.number == 1 and not self._prompt.prompt:
             self._prompt = self._prompt_in(round)
         if self._logprobs:
             self._logprobs.add(round)

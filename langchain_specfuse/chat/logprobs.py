@@ -29,8 +29,6 @@ class AnswerLogprobs:
 
     def add(self, round: Round) -> None:
         """Drop what this round withdraws, then add the segment that it agreed."""
-        if not round.winner:
-            return
         self._length -= len(round.withdrawn)
         while self._tokens and self._tokens[-1][0] > self._length:
             self._tokens.pop()

@@ -16,7 +16,6 @@ from langchain_core.messages import BaseMessage
 
 from ..core.ballot import largest
 from ..core.checks import CheckContext, CheckJob
-from ..core.fusion import is_fused
 from ..core.member import Probe
 from ..core.options import Settings
 from ..core.referee import FREE, Referee
@@ -205,7 +204,7 @@ def _result(call: Call, shape: _shape.Shape) -> Any:
         return None
     is_constrained = shape.text is not None or bool(shape.tools)
     # The doctor's questions are answered in plain text: a number is not the result of a call.
-    is_foreign = call.has_calibrated_result and is_constrained and not is_fused(call)
+    is_foreign = call.has_calibrated_result and is_constrained
     if call.result is not None and not is_foreign:
         return call.result
     if is_constrained:
@@ -213,7 +212,7 @@ def _result(call: Call, shape: _shape.Shape) -> Any:
     if call.checks:
         return None  # the first answer that passes wins
     error = UsageError("segment='answer' needs to know how to find the result in an answer")
-    results = "result='number', 'choice', 'json', 'text' or a function; result='fuse' to merge them"
+    results = "result='number', 'choice', 'json', 'text' or a function"
     raise advised(error, f"{results}; or ask for an object or a choice")
 
 
@@ -300,9 +299,7 @@ def warn_where_votes_decide_nothing(
 
 def _rule(lead: str | None, sizes: Mapping[str, int], call: Call) -> str:
     """Why the first member leads, or why none does. ``sizes``: member -> its parameters, or 0."""
-    if is_fused(call):
-        scoring = "a fused answer needs a lead"
-    elif call.lead != "auto" or call.method.margin is None:
+    if call.lead != "auto" or call.method.margin is None:
         return ""  # the user chose the vote
     elif lead:
         scoring = "one of them is a chat model, or fewer than two members can score drafts"

@@ -37,7 +37,6 @@ from langchain_core.tracers.langchain import LangChainTracer
 from langchain_core.tracers.schemas import Run
 from langchain_core.utils.uuid import uuid7
 
-from ..core.agreed import length_of
 from ..core.options import Method
 from ..core.round import Round, RoundData
 from ..core.values import Effort
@@ -249,7 +248,7 @@ class Report:
     def _metadata(self) -> dict[str, Any]:
         """The metadata of the chat model's run: the ensemble and the summary, without any text."""
         values: dict[str, Any] = dict(self._ensemble)
-        if self.summary.rounds or self.summary.panel or self._exits:
+        if self.summary.rounds or self._exits:
             values |= {**self.summary.as_dict(), "exits": list(self._exits)}
         return {f"specfuse_{key}": value for key, value in values.items()}
 
@@ -324,9 +323,6 @@ class Summary:
         """member -> the text of its last refusal to draft."""
         self.used: dict[str, Effort] = {}
         """What members that send requests have used, including verifiers."""
-        self.panel: dict[str, dict[str, Any]] = {}
-        """For a fused answer: the length and the end of each member's own answer, without its
-        text."""
         self._reasons: dict[str, dict[str, None]] = {name: {} for name in checks}
         """check -> the distinct reasons that it gave. They may quote the text."""
         self._won: Counter[str] = Counter()
@@ -337,11 +333,8 @@ class Summary:
         self.weights = data.weights
         self.exits += data.left
         self.refusals |= data.refusals
-        if round.number == 0:
-            self.panel = _panel_of(round)
-        else:
-            self.rounds += 1
-        if round.winner and round.finish not in ("refusal", "check"):  # else nobody wrote anything
+        self.rounds += 1
+        if round.finish not in ("refusal", "check"):  # else nobody wrote anything
             self._won[round.member] += 1
         self._looped += len(round.looped)
         for name, counts in round.checks.items():
@@ -367,11 +360,6 @@ class Summary:
             "late": {},  # as in RoundData
             "usage": {name: _usage(effort) for name, effort in self.used.items()},
         }
-        if self.panel:
-            values["panel"] = {
-                "answers": {name: dict(facts) for name, facts in self.panel.items()},
-                "writers": list(self._won),
-            }
         if self.routing is not None:
             values["routing"] = self.routing.as_dict()
         if self.checks:
@@ -384,18 +372,6 @@ class Summary:
             name: {**counts, "reasons": list(self._reasons.get(name, ()))[:REASONS]}
             for name, counts in self.checks.items()
         }
-
-
-def _panel_of(round: Round) -> dict[str, dict[str, Any]]:
-    """The answers of round 0, by member or sample: their length, and how they ended."""
-    answers = {
-        name: {"tokens": length_of(draft), "finish": "stop" if draft.ended else "length"}
-        for name, draft in round.drafts.items()
-    }
-    failed = {left.member: left.kind for left in round.left}
-    for name, kind in {**dict.fromkeys(round.refusals, "refusal"), **failed}.items():
-        answers.setdefault(name, {"tokens": 0, "finish": kind})
-    return answers
 
 
 def _usage(effort: Effort) -> dict[str, Any]:

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from ..evaluation import System
 
 GRADERS = "exact, number, contains, regex, choice, or FILE.py:FUNCTION"
-SYSTEMS = ("singles", "ensemble", "fusion")
-_RENAMED = {"synthesis": "it is now called fusion"}
+SYSTEMS = ("singles", "ensemble")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -51,8 +50,7 @@ def parser() -> argparse.ArgumentParser:
         nargs="+",
         metavar="S",
         default=["singles", "ensemble"],
-        help="what to ask: singles (each member alone), ensemble (both by default), fusion "
-        "(each member alone, then the lead writes one answer from theirs)",
+        help="what to ask: singles (each member alone), ensemble (both by default)",
     )
     parser.add_argument(
         "--seeds",
@@ -169,10 +167,9 @@ def _check_systems(names: Sequence[str]) -> None:
     for name in names:
         if name not in SYSTEMS:
             error = UsageError(f"--systems must be among {', '.join(SYSTEMS)}, got {name!r}")
-            advice = _RENAMED.get(
-                name,
+            advice = (
                 "change the ensemble with --lead, --method and others; studies/compare.py in the "
-                "repository compares other systems",
+                "repository compares other systems"
             )
             raise advised(error, advice)
 
@@ -182,16 +179,9 @@ def _systems(
 ) -> tuple[System, ...]:
     """The systems that ``--systems`` names."""
     from ..evaluation import alone_and_together
-    from ..evaluation.running import fusion_of
 
-    systems = [
+    return tuple(
         system
         for system in alone_and_together(members, settings, verifiers)
         if ("singles" if system.alone else "ensemble") in names
-    ]
-    if "fusion" in names:
-        if len(members) < 2:
-            error = UsageError(f"--systems fusion needs two members, got {len(members)}")
-            raise advised(error, "leave fusion out, or name another member")
-        systems.append(fusion_of(members, settings))
-    return tuple(systems)
+    )

@@ -47,7 +47,6 @@ from ..show.terminal import (
     FINISHED,
     STALLED,
     Paint,
-    answers,
     departed,
     legend,
     table,
@@ -424,8 +423,6 @@ def _show(
             if not done and not arguments.quiet:
                 print(f"{legend(paint)}\n\n", end="", file=out, flush=True)  # in one piece
             done.append(round)
-            if round.number == 0 and not arguments.quiet:
-                print(f"{answers(round, paint)}\n\n", end="", file=out, flush=True)
             pieces = released.add(round)
             text = "".join(paint.by(piece.author, clean(piece.text)) for piece in pieces)
             if not arguments.quiet:

@@ -107,8 +107,6 @@ class AgreedTokens:
 
     def add(self, round: Round) -> None:
         """Withdraw what this round withdraws, then add its winning draft."""
-        if not round.winner:
-            return
         self._length -= len(round.withdrawn)
         while self._pieces and self._pieces[-1][0] > self._length:
             self.withdrawn += self._pieces.pop()[1]

@@ -181,12 +181,10 @@ def _greedy(panel: Panel, drafts: Mapping[str, Draft], samples: int) -> Voter:
     return next(voter for voter in voters(panel, samples) if voter.name in drafts)
 
 
-def whole_answers(
-    jobs: Mapping[str, DraftJob], answer: Answer, *, replaceable: bool = False
-) -> Generator[Ask, Replies, Replies]:
+def whole_answers(jobs: Mapping[str, DraftJob], answer: Answer) -> Generator[Ask, Replies, Replies]:
     """The replies to these jobs. A draft that stopped before text that the constraint forces is
-    continued after that text. ``replaceable``: as in :class:`.Ask`."""
-    whole = dict((yield Ask(jobs, 1, replaceable)))
+    continued after that text."""
+    whole = dict((yield Ask(jobs, 1)))
     written = dict.fromkeys(jobs, answer)
     new: Replies = {
         name: reply for name, reply in whole.items() if jobs[name].query.constraint is not None
@@ -208,7 +206,7 @@ def whole_answers(
                 )
             earlier = whole[name] if whole[name] is not reply else None
             whole[name] = _joined(earlier, draft, answer, before, after)
-        new = (yield Ask(continued, 1, replaceable)) if continued else {}
+        new = (yield Ask(continued, 1)) if continued else {}
     return whole
 
 

@@ -24,9 +24,10 @@ from pydantic import (
 )
 
 from ..errors import UsageError, advised, meant
+from ..removed import removed
 from ..secret_values import masked
 from .checks import Check, as_checks
-from .results import FUSE, RESULTS
+from .results import RESULTS
 from .values import Sampling
 
 ScoreKind = Literal["mean_prob", "mean_logprob", "logprob_per_byte"]
@@ -271,11 +272,12 @@ def _stop_strings(value: Any) -> Any:
 
 
 def _result(value: Any) -> Any:
-    """A key of ``RESULTS``, ``FUSE`` or a function."""
-    names = (*RESULTS, FUSE)
-    if value is None or callable(value) or (isinstance(value, str) and value in names):
+    """A key of ``RESULTS`` or a function."""
+    if value is None or callable(value) or (isinstance(value, str) and value in RESULTS):
         return value
-    known = ", ".join(map(repr, names))
+    if value == "fuse":
+        raise removed('result="fuse"')
+    known = ", ".join(map(repr, RESULTS))
     error = UsageError(f"result must be one of {known} or a function, got {shown('result', value)}")
     raise advised(error, "a function takes an answer's text and returns its result, or None")
 
@@ -310,7 +312,7 @@ class Settings(Checked):
     segment: Literal["draft", "answer"] = Field(
         default="draft",
         description="what is agreed at a time: a draft of segment_tokens, or a whole answer "
-        "(without streaming, unless result='fuse')",
+        "(without streaming)",
     )
     result: Annotated[
         str | SkipValidation[Callable[[str], Hashable]] | None, BeforeValidator(_result)
@@ -318,18 +320,14 @@ class Settings(Checked):
         default=None,
         description="with segment='answer', how answers are compared: by number, choice, json, "
         "text, or a function of the text (default: by the object, choice or call that was asked "
-        "for); fuse: the lead reads all answers and writes the final one",
+        "for)",
     )
     samples: Count = Field(
         default=1,
         le=100,
         description="with segment='answer': answers per member, the second and further sampled",
     )
-    max_tokens: Count = Field(
-        default=512,
-        description="budget of the answer in tokens; with result='fuse', of each answer and of "
-        "the final one",
-    )
+    max_tokens: Count = Field(default=512, description="budget of the answer in tokens")
     stop: Annotated[list[str] | None, BeforeValidator(_stop_strings)] = Field(
         default=None, description="texts that end the answer and are not part of it"
     )

@@ -108,9 +108,4 @@ RESULTS: Mapping[str, Result] = {
     "json": json_in,
     "text": plain_text,
 }
-"""The values of the option ``result`` that compare answers. It also accepts any function of the
-answer's text, and :data:`FUSE`."""
-
-FUSE = "fuse"
-"""The value of the option ``result`` with which answers are not compared, but merged into one (see
-``core.fusion``)."""
+"""The values of the option ``result``. It also accepts any function of the answer's text."""

@@ -112,14 +112,12 @@ class Round:
     """One finished round, as the loop yields it."""
 
     number: int
-    """From 1. Round 0 holds the members' own answers, from which the rounds after it are written
-    (see ``core.fusion``): none of its text is agreed, and it has no winner."""
+    """From 1."""
     text: str
     """The text to stream now. Text that may begin a stop string is held back."""
     segment: Segment
     winner: str
-    """The name of the draft that won: its member's name, or that of an additional sample. Empty in
-    round 0."""
+    """The name of the draft that won: its member's name, or that of an additional sample."""
     drafts: Mapping[str, Draft]
     scores: Mapping[str, Mapping[str, float]]
     """verifier -> drafting member -> raw score. Empty when there was nothing to choose between."""
@@ -189,8 +187,6 @@ class Round:
     @property
     def margin(self) -> float:
         """The winner's total minus that of the best other draft (1.0 when all drafts coincide)."""
-        if not self.winner:
-            return 0.0
         runner_up = self.runner_up
         if runner_up is None:
             return 1.0
@@ -211,8 +207,6 @@ class Round:
     def runner_up(self) -> str | None:
         """The author of the best draft other than the winning one; None when all drafts
         coincide."""
-        if not self.winner:
-            return None
         agreed = self._content(self.winner)
         others = [name for name in self.drafts if self._content(name) != agreed]
         return max(others, key=lambda name: self.totals.get(name, 0.0), default=None)

@@ -49,24 +49,14 @@ Loop: TypeAlias = (
 OVERFLOW = "shorten the conversation, or use members with a longer context"
 
 
-def rounds(
-    query: Query,
-    settings: Settings,
-    panel: Panel,
-    referee: Referee = FREE,
-    *,
-    budget: Budget | None = None,
-) -> Loop:
+def rounds(query: Query, settings: Settings, panel: Panel, referee: Referee = FREE) -> Loop:
     """All rounds of one answer. Send the replies to each ``Ask``, and the member or its failure to
-    each ``Wake``; after a ``Round``, call ``next``.
-
-    ``budget`` is the rest of what the answer may cost, if a part has been spent before the first
-    round."""
+    each ``Wake``; after a ``Round``, call ``next``."""
     method = settings.method
     answer = Answer(
         stop=settings.stop_strings, budget=settings.max_tokens, referee=referee
     ).started()
-    budget = budget or Budget(settings.max_calls, settings.max_cost)
+    budget = Budget(settings.max_calls, settings.max_cost)
     checking = Checking(settings)
     answer = checking.begun(answer)
     for number in count(1):

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from ..core.ballot import largest
 from ..core.consensus import answers
-from ..core.fusion import fused, is_fused
 from ..core.member import Member, Probe
 from ..core.options import Settings
 from ..core.panel import Panel
@@ -301,15 +300,12 @@ class Ensemble:
     def lead(self, settings: Settings) -> str | None:
         """The member that leads: the named one or, with ``"auto"``, the one that is by far the
         largest. Without one, the first leads if a chat model is among the writers (it votes by
-        extra requests) or if a vote could decide nothing, unless a verifier can score. Fused
-        answers always have a lead."""
+        extra requests) or if a vote could decide nothing, unless a verifier can score."""
         writers = [name for name in self.members if name in self.drafting]
         lead = settings.lead
         if len(writers) < 2:
             return None
-        if is_fused(settings) and lead in ("auto", None):
-            return self._largest(writers) or writers[0]
-        if settings.method.margin is None and not is_fused(settings):
+        if settings.method.margin is None:
             return None
         if lead == "auto":
             return self._largest_or_first(writers)
@@ -540,9 +536,7 @@ def _log_exit(gone: Departure) -> None:
 
 
 def _loop(query: Query, settings: Settings, panel: Panel, referee: Referee) -> Loop:
-    """The loop that decides on the answer: segment by segment, as a whole, or fused."""
-    if is_fused(settings):
-        return fused(query, settings, panel, referee)
+    """The loop that decides on the answer: segment by segment, or as a whole."""
     if settings.segment == "answer":
         return answers(query, settings, panel, referee)
     return rounds(query, settings, panel, referee)

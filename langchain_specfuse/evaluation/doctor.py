@@ -28,15 +28,12 @@ from .health import BAD, GOOD, WATCH, Finding, examine, load
 from .report import Report, plain, summary
 from .results import Graded, Results
 from .routing import fitted, left_out
-from .running import AT_ONCE, ENSEMBLE, FUSION, Plan, System, Watch, fusion_of, run
+from .running import AT_ONCE, ENSEMBLE, Plan, System, Watch, run
 from .tasks import Task, jsonl
 
 FEWEST = 20
 """Questions."""
-VOTE, CONSENSUS, SELF_FUSION = "vote", "consensus", "self-fusion"
-LONG = 128
-"""Answers with fewer tokens are not fused, because reading them all would cost more than writing
-one."""
+VOTE, CONSENSUS = "vote", "consensus"
 CONSULTING = 0.5
 """The margin beyond which the others correct the lead, unless the user chose a finite one."""
 SOME_TEXT = "How long is it?"
@@ -218,11 +215,8 @@ def ways_of(
     task: Task,
     alone: Mapping[str, Sequence[Graded]],
 ) -> list[System]:
-    """The ways to use the other members: to correct the lead, as equals, and for whole answers.
-    Whole answers are compared if the grader says what their result is; otherwise, long ones are
-    fused. Self-fusion, with an equal number of samples of the lead, shows what the other members
-    add.
-    """
+    """The ways to use the other members: to correct the lead, as equals, and for whole answers if
+    the grader says what their result is."""
     names = tuple(members)
     led = settings.model_copy(update={"lead": lead})
     ways = []
@@ -238,10 +232,6 @@ def ways_of(
         prior = weights(alone, task.result)
         whole = {"segment": "answer", "result": task.result, "prior": prior}
         ways.append(System(CONSENSUS, names, led.model_copy(update=whole)))
-    elif settings.max_tokens >= LONG:
-        ways.append(fusion_of(names, led))
-        samples = settings.model_copy(update={"samples": len(names)})
-        ways.append(fusion_of([lead], samples, SELF_FUSION))
     return ways
 
 
@@ -287,7 +277,7 @@ def calibrated(
     opened = [
         (attempt.p, attempt.passes, position)
         for position, attempt in enumerate(attempts)
-        if attempt.opened and uses_others(attempt, attempts)
+        if attempt.opened
     ]
     calibration = Calibration(lead, members, questions, tuple(attempts))
     if not opened:
@@ -319,14 +309,6 @@ def phases(members: Sequence[str], settings: Settings, task: Task) -> list[str]:
     return [*members, *(way.name for way in ways)]
 
 
-def uses_others(attempt: Tried, attempts: Sequence[Tried]) -> bool:
-    """Whether this way needs the other members. Fusion does not if self-fusion wins as much."""
-    gains = {other.name: other.wins - other.losses for other in attempts}
-    if attempt.name == FUSION:
-        return gains[FUSION] > gains[SELF_FUSION]
-    return attempt.name != SELF_FUSION
-
-
 # --- advice ---------------------------------------------------------------------------------------
 
 MEANINGS = {
@@ -340,8 +322,6 @@ WAYS = {
     ENSEMBLE: "{lead} corrected by the others where it is unsure",
     VOTE: "all members voting as equals",
     CONSENSUS: "whole answers, agreed by their results",
-    FUSION: "{lead} merging the whole answers of all members",
-    SELF_FUSION: "{lead} merging the same number of its own samples",
     ROUTER: "each question to the member that was right on similar ones",
 }
 
@@ -359,16 +339,10 @@ def advise(
     lines = [_about_lead(calibration)]
     for comparison, attempt in zip(comparisons, calibration.tried, strict=True):
         lines.append(_about_way(comparison, attempt, lead))
-    lines += _about_self_fusion(calibration)
     if calibration.use != "alone":
         lines.append(f"Use {calibration.use}: {WAYS[calibration.use].format(lead=lead)}.")
         return "ensemble", lines
-    shown = {attempt.name for attempt in calibration.tried if attempt.opened}
-    hopeful = [
-        item.system
-        for item in comparisons
-        if item.difference.high > GAP and item.system not in shown
-    ]
+    hopeful = [item.system for item in comparisons if item.difference.high > GAP]
     if not hopeful:
         lines.append(f"Use {lead} alone: no way of using several members was shown to help.")
         return "alone", lines
@@ -401,17 +375,6 @@ def _about_lead(calibration: Calibration) -> str:
     others = ", ".join(f"{name} {share}" for name, share in shares.items() if name != lead)
     prompts = amount(calibration.questions, "prompt")
     return f"{lead} leads: alone it is right on {shares[lead]} of {prompts} ({others})."
-
-
-def _about_self_fusion(calibration: Calibration) -> list[str]:
-    """How to fuse samples of the lead, if this was shown to help at least as much as fusing the
-    answers of all."""
-    gains = {attempt.name: attempt.wins - attempt.losses for attempt in calibration.tried}
-    helps = any(attempt.opened and attempt.name == SELF_FUSION for attempt in calibration.tried)
-    if not helps or gains[FUSION] > gains[SELF_FUSION]:
-        return []
-    options = f"segment='answer', result='fuse', samples={len(calibration.members)}"
-    return [f"Self-fusion needs no other member: members=[{calibration.lead!r}], {options}."]
 
 
 def _about_way(comparison: Comparison, attempt: Tried, lead: str) -> str:

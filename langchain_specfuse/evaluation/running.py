@@ -23,7 +23,6 @@ from ..chat.functions import check_id
 from ..core.agreed import AgreedTokens
 from ..core.member import Member
 from ..core.options import Settings
-from ..core.results import FUSE
 from ..core.round import Round
 from ..engine.ensemble import Ensemble
 from ..engine.worker import worker_for
@@ -35,7 +34,7 @@ from .results import Graded, Results
 from .tasks import Task, digest
 
 AT_ONCE = 16
-ENSEMBLE, FUSION = "ensemble", "fusion"
+ENSEMBLE = "ensemble"
 _LIMITS = {"timeout", "max_concurrency", "max_waiting"}
 """Settings that never change an answer, but may prevent one."""
 _OF_CHECKS = {"checks", "redrafts", "on_failure"}
@@ -54,8 +53,7 @@ class System:
     @property
     def alone(self) -> bool:
         """Whether one member answers by itself."""
-        is_sampled = self.settings.samples > 1 or self.settings.result == FUSE
-        return len(self.members) == 1 and not self.verifiers and not is_sampled
+        return len(self.members) == 1 and not self.verifiers and self.settings.samples == 1
 
     def as_dict(self) -> dict[str, Any]:
         """The system as plain data."""
@@ -80,12 +78,6 @@ class System:
         return digest([members, verifiers, self.name, settings])
 
 
-def fusion_of(members: Iterable[str], settings: Settings, name: str = FUSION) -> System:
-    """The lead merges the whole answers of these members."""
-    fused = settings.model_copy(update={"segment": "answer", "result": FUSE})
-    return System(name, tuple(members), fused)
-
-
 def alone_and_together(
     members: Iterable[str], settings: Settings, verifiers: Iterable[str] = ()
 ) -> tuple[System, ...]:
@@ -98,10 +90,9 @@ def alone_and_together(
     singles = tuple(System(name, (name,), settings) for name in names)
     if len(names) == 1 and not judges:
         return singles
-    for name in (ENSEMBLE, FUSION):
-        if name in names:
-            error = UsageError(f"no member may be called {name!r} in an evaluation")
-            raise advised(error, "give that member another name")
+    if ENSEMBLE in names:
+        error = UsageError(f"no member may be called {ENSEMBLE!r} in an evaluation")
+        raise advised(error, "give that member another name")
     return (*singles, System(ENSEMBLE, names, settings, verifiers=judges))
 
 

@@ -171,9 +171,8 @@ class Metrics(BaseCallbackHandler):
     def on_custom_event(self, name: str, data: Any, **kwargs: Any) -> None:
         if name == ROUND_EVENT:
             winner = data["winner"]
-            if winner:  # round 0 has none
-                self.rounds.inc()
-                self.segments.labels(data["samples"].get(winner, winner)).inc()
+            self.rounds.inc()
+            self.segments.labels(data["samples"].get(winner, winner)).inc()
             for rejection in data["rejected"]:
                 self.rejected.labels(rejection["check"]).inc()
         elif name == REJECTED_EVENT:

@@ -41,7 +41,6 @@ const list = (value) => value ?? [];
 const names = (table) => Object.keys(table ?? {});
 const sum = (numbers) => numbers.reduce((a, b) => a + (b ?? 0), 0);
 const number = (value, digits = 3) => (typeof value === "number" ? value.toFixed(digits) : "–");
-const segments = () => rounds.filter((item) => item.round > 0).length; // round 0 is the members' own answers
 const count = (many, one) => `${many} ${one}${many === 1 ? "" : "s"}`;
 const said = (draft) => JSON.stringify([draft.text, !!draft.ended]);
 const kind = (name) => (members.includes(name) ? `m${members.indexOf(name) % 8}` : "");
@@ -90,7 +89,7 @@ function header() {
   const tokens = sum(agreed().map((one) => one.tokens));
   const rejections = sum([run, ...rounds].map((item) => list(item.rejected).length));
   const ending = writing ? "more is to come" : last ? of(FINISHED, last.finish) ?? "it is incomplete" : "no segment was agreed";
-  part("summary").textContent = `${count(segments(), "round")}, ${count(members.length, "member")}, ${count(tokens, "token")} in ${seconds.toFixed(1)} s; ${ending}${rejections ? `; checks refused ${count(rejections, "draft")}` : ""}`;
+  part("summary").textContent = `${count(rounds.length, "round")}, ${count(members.length, "member")}, ${count(tokens, "token")} in ${seconds.toFixed(1)} s; ${ending}${rejections ? `; checks refused ${count(rejections, "draft")}` : ""}`;
   (last ? part("keys") : part("run-part")).before(part("error")); // where the text ends
   part("error").hidden = !run.error;
   part("error").textContent = `${last ? "The answer broke off" : "There is no answer"}: ${visible(run.error)}`;
@@ -203,12 +202,11 @@ function answer(from) {
   let before = from ? pieces[from - 1].at(-1)[0] : null;
   for (let at = from; at < rounds.length; at++) {
     const item = rounds[at];
-    const own = item.round ? "" : `[${count(names(item.drafts).length, "answer")}] `;
-    const shownText = visible(item.text) || own || (item.ended ? "■" : "…");
+    const shownText = visible(item.text) || (item.ended ? "■" : "…");
     const rejections = list(item.rejected).length;
     const { before: early, after: late } = takeovers(at);
     const more = [rejections ? `checks refused ${count(rejections, "draft")}` : "", early, late].filter(Boolean);
-    const name = [`Round ${item.round}, ${item.winner || "all"}: ${shownText.trim() || "white space"}`, ...more].join("; ");
+    const name = [`Round ${item.round}, ${item.winner}: ${shownText.trim() || "white space"}`, ...more].join("; ");
     const segment = node("span", { class: "segment", role: "option", tabindex: "-1", "aria-selected": "false", "aria-label": name });
     segment.dataset.at = at;
     for (const [author, text] of pieces[at]) {

@@ -2,7 +2,6 @@
 // One round in detail: outcome, drafts with votes and scores, weights and costs. Helpers are in page.js.
 
 function outcome(item) {
-  if (!item.winner) return `Each member answered alone: ${count(names(item.drafts).length, "answer")}, from which ${visible(item.lead)} writes the final one.`;
   const won = visible(item.winner);
   if (names(item.drafts).length < 2) return `${won} was the only one to draft.`;
   if (!names(item.scores).length && list(item.rejected).length) return `${won} wrote it; no other draft passed the checks.`;
@@ -45,7 +44,7 @@ function drafts(item) {
     }
     return row;
   });
-  return table(item.winner ? "Drafts, with every verifier's vote and score" : "The members' own answers", heads, rows);
+  return table("Drafts, with every verifier's vote and score", heads, rows);
 }
 
 function remarks(item, name) {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from ..core.agreed import AgreedTokens, length_of
+from ..core.agreed import AgreedTokens
 from ..core.round import Departure, Rejection, Round
 from ..errors import amount
 
@@ -127,8 +127,6 @@ def table(
     lines = [paint.coded(BOLD, _line(head, widths))]
     for item, row in zip(rounds, rows, strict=True):
         lines.append(paint.by(item.member, _line(row, widths)))
-        if item.number == 0:
-            lines += [_answer(item, name, paint) for name in item.drafts]
         if item.looped:
             lines.append(_note(paint, DIM, f"loops, not eligible: {', '.join(item.looped)}"))
         if item.evidence:
@@ -147,23 +145,6 @@ def table(
 def _note(paint: Paint, code: int, text: str) -> str:
     """An indented line below the line of a round."""
     return paint.coded(code, f"   {visible(text, margin='   ')}")
-
-
-def _answer(item: Round, name: str, paint: Paint) -> str:
-    """A line about a member's own answer, from which the final one is written."""
-    draft = item.drafts[name]
-    ending = "" if draft.ended else ", cut off"
-    length = amount(length_of(draft), "token")
-    return paint.by(item.samples.get(name, name), f"   {one_line(name)}: {length}{ending}")
-
-
-def answers(item: Round, paint: Paint) -> str:
-    """The members' own answers of round 0, each under its author's name."""
-    parts = []
-    for name, draft in item.drafts.items():
-        text = f"{one_line(name)}:\n{visible(draft.text.strip())}"
-        parts.append(paint.by(item.samples.get(name, name), text))
-    return "\n\n".join(parts)
 
 
 def _rejected(rejection: Rejection, paint: Paint) -> str:
@@ -186,8 +167,6 @@ def departed(left: Departure) -> list[str]:
 
 def _row(item: Round, names: Sequence[str]) -> list[str]:
     segment = repr(item.segment.text)
-    if item.number == 0:
-        segment = f"{amount(len(item.drafts), 'answer')}, read by {item.lead}"
     if item.segment.ended:
         segment += " ■"
     total = margin = "-"
@@ -234,7 +213,7 @@ def _summary(rounds: Sequence[Round], paint: Paint, unfinished: int) -> str:
     speed = f", {tokens / seconds:.1f} a second" if seconds > 0 else ""
     if refused := sum(len(item.rejected) for item in rounds) + unfinished:
         ending += f"; checks refused {amount(refused, 'draft')}"
-    count = amount(sum(item.number > 0 for item in rounds), "round")
+    count = amount(len(rounds), "round")
     if shares:
         count += f" ({shares})"
     return f"{count}, {amount(tokens, 'token')} in {seconds:.1f} s{speed}; {ending}"

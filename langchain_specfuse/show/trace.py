@@ -158,7 +158,7 @@ class Trace:
             raise advised(unread, ADVICE) from error
 
     def __repr__(self) -> str:
-        rounds = amount(sum(round["round"] > 0 for round in self.rounds), "round")
+        rounds = amount(len(self.rounds), "round")
         members = ", ".join(self.members) or "no member"
         answer = self.answer if len(self.answer) <= 40 else self.answer[:39] + "…"
         return f"<Trace of {rounds} by {members}: {answer!r}>"

@@ -434,9 +434,9 @@ def test_a_vote_without_a_server_that_is_down_says_how_to_go_on_without_it(
         assert "without served, leave it out" in go_on and "lead='other'" in go_on
     assert SpecFuseChatModel(members=[other], lead=None).invoke("Why?").text == BLUE
     assert llm.invoke("Why?", lead="other").text == BLUE
-    # no lead helps where whole answers are merged
+    # no lead helps where whole answers are compared
     with pytest.raises(MemberError) as raised:
-        llm.invoke("Why?", segment="answer", result="fuse")
+        llm.invoke("Why?", segment="answer", result="text")
     assert "leave it out" in raised.value.__notes__[-1]
     assert "lead=" not in raised.value.__notes__[-1]
 

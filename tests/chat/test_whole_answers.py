@@ -140,12 +140,3 @@ def test_a_calibrated_number_decides_plain_text(tmp_path: Path) -> None:
 def test_a_number_that_the_user_chose_decides_calls_too(tmp_path: Path) -> None:
     llm = calibrated(tmp_path, *CALLS, segment="answer", result="number").bind_tools([go])
     assert [call["args"]["city"] for call in llm.invoke("Where to?").tool_calls] == ["Oslo"]
-
-
-def test_a_calibrated_fusion_merges_calls(tmp_path: Path) -> None:
-    llm = calibrated(tmp_path, *CALLS)
-    Calibration("b", {"a": 0.5, "b": 0.5, "c": 0.5}, 40, use="fusion", result="fuse").save(
-        tmp_path / "calibration.json"
-    )
-    answer = llm.bind_tools([go]).invoke("Where to?")
-    assert answer.response_metadata["specfuse"]["panel"]["writers"] == ["b"]

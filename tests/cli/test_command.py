@@ -760,37 +760,21 @@ def run_in(page) -> dict:
     return json.loads(re.search(r'id="run">(.*?)</script>', page.read_text())[1])
 
 
-# --- fused answers --------------------------------------------------------------------------------
-
-
-def council():
-    merges = lambda query: "It is both." if "Answer 1:" in query.turns[-1].text else "It is blue."
-    return [ScriptedMember(merges, name="ann"), ScriptedMember("It is\x1b[2J wide.", name="bob")]
-
-
-FUSED = ("--segment", "answer", "--result", "fuse")
-
-
-def test_the_answers_are_shown_before_the_text_that_was_written_from_them(ask):
-    code, out, _ = ask("How is the sky?", *FUSED, by=council())
-    assert code == FINE and "\x1b" not in out
-    places = [out.index(text) for text in ("ann:\nIt is blue.", "bob:\nIt is␛", "It is both.")]
-    assert places == sorted(places)
-    assert "2 answers, read by ann" in out and "bob: 3 tokens" in out
-    assert "1 round (ann 1), 3 tokens" in out
-
-
-def test_quiet_and_json_show_the_final_answer_and_the_rounds(ask):
-    assert ask("How is the sky?", *FUSED, "--quiet", by=council())[1] == "It is both.\n"
-    out = ask("How is the sky?", *FUSED, "--json", by=council())[1]
-    assert [json.loads(line)["round"] for line in out.splitlines()] == [0, 1]
+# --- whole answers --------------------------------------------------------------------------------
 
 
 def test_the_flags_of_whole_answers_are_those_of_the_fields(ask):
-    code, _, err = ask("How is the sky?", "--segment", "answer", "--result", "fusion", by=council())
-    assert code == MISUSED and "--result must be one of 'number'" in err and "'fuse'" in err
-    code, out, _ = ask("How is the sky?", *FUSED, "--samples", "2", "--json", by=council())
+    by = [ScriptedMember("It is 4.", name="ann"), ScriptedMember("It is 5.", name="bob")]
+    code, _, err = ask("2 + 2?", "--segment", "answer", "--result", "numbers", by=by)
+    assert code == MISUSED and "--result must be one of 'number'" in err
+    number = ("--segment", "answer", "--result", "number", "--samples", "2")
+    code, out, _ = ask("2 + 2?", *number, "--json", by=by)
     assert list(json.loads(out.splitlines()[0])["drafts"]) == ["ann", "bob", "ann#2", "bob#2"]
+
+
+def test_an_answer_can_no_longer_be_merged_from_others(ask):
+    code, _, err = ask("Why?", "--segment", "answer", "--result", "fuse")
+    assert code == MISUSED and "no longer supported" in err and "examples/fusion.py" in err
 
 
 # --- who leads ------------------------------------------------------------------------------------

@@ -24,10 +24,10 @@ EXAMPLES = {path.stem: path for path in sorted((ROOT / "examples").glob("*.py"))
 SCRIPTED = {
     "async_batch": "1 2 3 4 5 6 7 8 9 done.",
     "code_that_runs": "agreed by bob and dan",
-    "council": "shops close on Sunday.\ngpt-4.1-mini: 9 tokens, stop\n",
     "endpoint": "|\nwritten by {'ann': 1.0}",
     "events": "cyd left",
     "failover": "[first left: ConnectionError: peer closed connection]\n air scatters blue light",
+    "fusion": "Pack a coat. It rains.\n",
     "langgraph_node": "tools 'The next train to Ulm leaves at 10:42.'",
     "testing": "all fine",
 }

@@ -60,24 +60,6 @@ def test_eval_as_json_compares_the_ensemble_that_is_named(call):
     assert (settings["segment_tokens"], settings["method"]["margin"]) == (3, "inf")
 
 
-def test_a_fused_answer_is_written_by_the_lead_from_all_answers(call):
-    requests = []
-
-    def reads(query):
-        text = query.turns[-1].text
-        if "Several assistants" not in text:
-            return "I do not know."
-        requests.append(text)
-        return text.split("Answer 1:\n")[1].split("\n")[0]
-
-    by = [knows("ann", lambda n: True), Known(reads, name="reader")]
-    options = ("--limit", "4", "-q", "--json", "--lead", "reader")
-    code, out, _ = call(*SUMS, *options, "--systems", "singles", "fusion", by=by)
-    scores = {row["system"]: row["score"] for row in json.loads(out)["rows"]}
-    assert code == FINE and scores == {"ann": 1.0, "reader": 0.0, "fusion": 1.0}
-    assert "Answer 1:\nThe sum is 1." in requests[0] and "Answer 2:\nI do not" in requests[0]
-
-
 @pytest.mark.parametrize("flag", [["--systems", "vote"], ["--record", "x"]])
 def test_what_earlier_versions_did_is_refused_with_the_way_to_do_it(call, flag):
     code, out, err = call(*SUMS, *flag, "-q")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pprint
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 
@@ -140,48 +139,6 @@ def test_whole_answers_are_tried_where_the_grader_says_what_an_answer_comes_to(t
         and max(rows(diagnosed)[name] for name in ("ann", "bob", "cyd")) < 0.7
     )
     assert (diagnosed.calibration.use, diagnosed.calibration.result) == ("consensus", "number")
-
-
-def fusers(*, by_samples: bool):
-    """Two members that are nearly always wrong alone. The lead finds the right answer among two, or
-    only if one of the two is the other member's."""
-
-    def fuses(query):
-        text = query.turns[-1].text
-        if "Answer 2:" in text and (by_samples or "Bob:" in text):
-            return f"Fused: {sum_of(query)}."
-        return "I know: 1." if sum_of(query) == 1 else "I do not know."
-
-    return Known(fuses, name="ann"), Known("Bob: no idea.", name="bob")
-
-
-def fused_diagnosis(folder, members, max_tokens=256):
-    task = replace(sums(folder, 40), result=None)
-    settings = Settings(max_tokens=max_tokens)
-    with Results(folder) as results:
-        return diagnosed(task, {member.name: member for member in members}, settings, results)
-
-
-def test_whole_answers_are_fused_where_they_are_long_and_have_no_short_result(tmp_path):
-    members = fusers(by_samples=False)
-    diagnosis = fused_diagnosis(tmp_path, members)
-    scores = rows(diagnosis)
-    assert scores["fusion"] == 1.0 and scores["ann"] == scores["self-fusion"] == 1 / 40
-    calibration = diagnosis.calibration
-    assert (calibration.use, calibration.result, calibration.lead) == ("fusion", "fuse", "ann")
-    calibration.save(tmp_path / "file.json")
-    llm = SpecFuseChatModel(members=list(members), calibration=tmp_path / "file.json")
-    assert llm.invoke("2 + 3?").text == "Fused: 5."
-    short = fused_diagnosis(tmp_path, members, max_tokens=64)
-    assert not {"fusion", "self-fusion", "consensus"} & rows(short).keys()
-
-
-def test_fusion_is_not_used_where_samples_of_the_lead_do_as_well(tmp_path):
-    diagnosis = fused_diagnosis(tmp_path, fusers(by_samples=True))
-    assert (rows(diagnosis)["fusion"], rows(diagnosis)["self-fusion"]) == (1.0, 1.0)
-    assert (diagnosis.calibration.use, diagnosis.calibration.result) == ("alone", None)
-    (line,) = [line for line in diagnosis.advice if line.startswith("Self-fusion needs no other")]
-    assert "members=['ann'], segment='answer', result='fuse', samples=2" in line
 
 
 def test_with_few_prompts_it_cannot_tell_and_says_how_many_would(tmp_path):

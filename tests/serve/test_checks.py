@@ -131,16 +131,3 @@ def test_no_round_has_refused_text_wherever_a_check_is_asked(
     else:
         sent.append(rounds.whole())
     assert "bad" not in json.dumps(sent)
-
-
-def test_with_checks_the_answers_behind_a_fused_one_are_not_shown(serve: Any) -> None:
-    merges = lambda query: HOPE if "Answer 1:" in query.turns[-1].text else GUARANTEE
-    fused = {"segment": "answer", "result": "fuse"}
-    asked = {"model": "specfuse", "messages": [{"role": "user", "content": "Well?"}]}
-    for found in (True, False):
-        llm = ensemble(merges, GUARANTEE, checks=[NO_PROMISES] if found else [], **fused)
-        response = serve(llm, page=True).post(asked, ROUNDS)
-        first, *others = response.json()["rounds"]
-        assert first["round"] == 0 and "".join(item["text"] for item in others) == HOPE
-        assert [bool(draft["text"]) for draft in first["drafts"].values()] == [not found] * 2
-        assert (GUARANTEE in response.text) == (not found)

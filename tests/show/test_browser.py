@@ -291,29 +291,6 @@ def test_axe_finds_no_barrier(opened, scheme, width):
     assert one.page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_the_answers_behind_a_fused_one_are_shown_before_it(opened):
-    own = {"a": "A coat.", "b": "An umbrella."}
-    drafts = {name: {"text": text, "ended": True, "tokens": 2} for name, text in own.items()}
-    empty = {"text": "", "segment": "", "winner": "", "authors": [], "votes": {}, "scores": {}}
-    first = {
-        **a_round(1, own, "a"),
-        **empty,
-        "round": 0,
-        "drafts": drafts,
-        "totals": {},
-        "lead": "a",
-    }
-    trace = Trace([first, {**a_round(1, {"a": "Both."}, "a"), "ended": True, "finish": "stop"}])
-    one = opened(trace.html())
-    assert one.segments() == ["[2 answers] ", "Both."]
-    assert "Round 0 of 1" in one.text("#round-head")
-    detail = one.text("#detail")
-    assert "A coat." in detail and "An umbrella." in detail and "a writes the final one" in detail
-    assert "1 round, 2 members" in one.text("#summary") and "won" not in detail
-    one.page.click("#on")
-    assert "Round 1 of 1" in one.text("#round-head")
-
-
 def test_members_in_reserve_have_not_left(opened):
     """The lead writes alone; the reserve has no weight."""
     lead = a_round(1, {"a": "A coat."}, "a", lead="a", ended=True, finish="stop")

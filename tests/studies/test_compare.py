@@ -10,7 +10,7 @@ from langchain_specfuse.core.options import METHODS, Settings
 from langchain_specfuse.errors import UsageError
 from langchain_specfuse.evaluation import Results
 from langchain_specfuse.evaluation.comparison import by_system, mean, scores_of
-from tests.evaluation.parts import Known, knows, sums
+from tests.evaluation.parts import knows, sums
 
 
 def compared(folder, members, names, count=12):
@@ -90,25 +90,6 @@ def test_the_surest_writers_answer_is_taken(tmp_path):
     assert score(answers, "surest") == score(answers, "bob") != score(answers, "ann")
     passes = {name: sum(item.passes for item in answers[name]) for name in answers}
     assert passes["surest"] == passes["ann"] + passes["bob"]
-
-
-def test_a_fused_answer_is_written_from_all_answers(tmp_path):
-    requests = []
-
-    def reads(query):
-        text = query.turns[-1].text
-        if "Several assistants" not in text:
-            return "I do not know."
-        requests.append(text)
-        return text.split("Answer 2:\n")[1].split("\n")[0]
-
-    members = [Known(reads, name="reader"), knows("bob", lambda n: True)]
-    _, answers = compared(tmp_path, members, ["singles", "fusion"], 4)
-    assert (score(answers, "reader"), score(answers, "fusion")) == (0.0, 1.0)
-    assert "0 + 1?" in requests[0] and "Answer 1:\nI do not know." in requests[0]
-    again = len(requests)
-    compared(tmp_path, members, ["fusion"], 4)
-    assert len(requests) == again, "graded answers are not asked again"
 
 
 def test_samples_and_whole_answers_are_changes_of_a_system(tmp_path):

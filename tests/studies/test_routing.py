@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fusion
 import pytest
 import routing
 from cases import DEVELOPMENT, SEALED, Case, Grade
@@ -34,8 +33,8 @@ def cases(subject):
 @pytest.fixture
 def mixed(tmp_path, monkeypatch):
     """The study, where the first model knows the sea, the second the sky, and the third nothing."""
-    sets = {subject: fusion.Set(cases(subject), 8) for subject in SUBJECTS}
-    monkeypatch.setattr(fusion, "SETS", sets)
+    sets = {subject: routing.Set(cases(subject), 8) for subject in SUBJECTS}
+    monkeypatch.setattr(routing, "SETS", sets)
     texts = dict(zip(MODELS, ("The sea.", "The sky.", "Nothing."), strict=True))
     asked = set()
 

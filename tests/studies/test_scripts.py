@@ -22,7 +22,7 @@ STUDIES = Path(__file__).parents[2] / "studies"
 @pytest.mark.parametrize(
     "script",
     [
-        *("checked", "compare", "decisions", "fusion", "lead", "paper", "routing"),
+        *("checked", "compare", "decisions", "lead", "paper", "routing"),
         *("specialists", "transcripts"),
     ],
 )
