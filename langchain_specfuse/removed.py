@@ -12,6 +12,10 @@ from .errors import UsageError, advised
 
 REMOVED: Mapping[str, str] = {
     'result="fuse"': "examples/fusion.py merges the answers of several models with LangChain alone",
+    "an `echo` server": (
+        "leave out tokenizer=: then it joins as a chat model; or pass one, "
+        "ChatOpenAI(base_url=..., model=...)"
+    ),
 }
 """What was removed -> what to do instead."""
 

@@ -1,4 +1,4 @@
-"""Fake servers on loopback: vLLM, llama-server, OpenAI's completions, Ollama and LM Studio."""
+"""Fake servers on loopback: vLLM, llama-server, Ollama and LM Studio."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ MODELS: Mapping[str, tuple[str, int, dict[str, Any]]] = {
     "vllm": ("gemma3", 1, {}),
     # In this tokenizer no token is half a character, for which llama.cpp reports no numbers.
     "llama.cpp": ("llama", 3, {"tokenizer": "unigram", "chat_template": INST_END}),
-    "completions": ("llama", 1, {}),
 }
 
 
@@ -81,12 +80,8 @@ def llama_server_tokenizes() -> dict[str, Any]:
     return of_engine("llama.cpp", lends=True)
 
 
-def completions() -> dict[str, Any]:
-    return of_engine("completions")
-
-
 def together() -> dict[str, Any]:
-    """Three servers vote, also on a draft that a scripted member wrote."""
+    """Two servers vote, also on a draft that a scripted member wrote."""
     with ExitStack() as stack:
         pairs = [stack.enter_context(served(engine)) for engine in MODELS]
         all_members = [member for _, member in pairs] + members(ann=BLUE)
@@ -145,7 +140,6 @@ SCENARIOS = [
     vllm_tokenizes,
     llama_server,
     llama_server_tokenizes,
-    completions,
     together,
     constrained,
     failing,

@@ -48,7 +48,7 @@ class FakeChatServer:
     def listed(self, path: str) -> Any:
         """Return what the server reports about itself; raise KeyError for unknown paths."""
         ollama = self.kind == "ollama"
-        owner = {"ollama": "library", "sglang": "sglang"}.get(self.kind, "organization_owner")
+        owner = "library" if self.kind == "ollama" else "organization_owner"
         name = "llama3.2:latest" if ollama else "my-model"
         models = None
         if self.models:

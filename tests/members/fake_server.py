@@ -1,15 +1,12 @@
-"""A fake server in this process that behaves as vLLM or llama-server, or has OpenAI's
-completions as their documentation describes them, on tiny random weights.
+"""A fake server in this process that behaves as vLLM or llama-server, on tiny random weights.
 
 The numbers are the model's own, so a member's replies can be compared with those of the same
 weights in this process. What real engines get wrong or ignore, it gets wrong and ignores: unknown
-fields, ``echo`` (llama.cpp), nulls. ``fault``
-injects faults.
+fields, ``echo`` (llama.cpp), nulls. ``fault`` injects faults.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 import socket
@@ -71,9 +68,6 @@ class FakeServer:
         """Fields that this engine refuses."""
         self.begins = False
         """llama.cpp: adds the BOS token to a text, and removes it from what the template writes."""
-        self.forms = {"ids", "texts", "text"}
-        """completions: how it takes prompts. One that takes a single text alone has further ways of
-        Together's."""
         self.go = threading.Event()
         self._lock = threading.Lock()
         self.port = port
@@ -188,90 +182,13 @@ class Refused(Exception):
 
 
 def _models(server: FakeServer, body: Reply) -> Reply:
-    owners = {"llama.cpp": "llamacpp", "gateway": "vllm"}
-    owner = owners.get(server.engine, server.engine)
+    owner = "llamacpp" if server.engine == "llama.cpp" else server.engine
     models = [{"id": server.name, "owned_by": owner, "max_model_len": LIMIT}]
     models += [
         {"id": name, "owned_by": owner, "parent": server.name, "max_model_len": None}
         for name in server.adapters
     ]
-    return models if server.forms == {"text"} else {"object": "list", "data": models}
-
-
-# --- OpenAI's completions -------------------------------------------------------------------------
-
-
-def _completions(server: FakeServer, body: Reply) -> Reply:
-    prompt = body["prompt"]
-    if isinstance(prompt, str):
-        form = "text"
-    elif isinstance(prompt[0], str):
-        form = "texts"
-    else:
-        form = "ids"
-    if form not in server.forms:
-        raise Refused(422, f"prompt: {form} is not a valid type")
-    prompts = [prompt] if form == "text" else prompt
-    if form != "ids":
-        prompts = [server.tokenizer(text)["input_ids"] for text in prompts]
-    if max(map(len, prompts)) + body["max_tokens"] > LIMIT:
-        raise Refused(400, f"This model's maximum context length is {LIMIT} tokens.")
-    apart = server.forms == {"text"}  # like Together: the prompt is returned next to the choices
-    choices, beside = [], []
-    for at, ids in enumerate(prompts):
-        tokens, rows, ended = server.drawn(
-            ids,
-            body["max_tokens"],
-            body["temperature"],
-            body.get("seed") or 0,
-            [],
-            never=_never(body),
-        )
-        if ended:  # the token that ends the text is not part of it
-            tokens, rows = tokens[:-1], rows[:-1]
-        known = server.rows(ids)
-        drawn = [float(row[token]) for row, token in zip(rows, tokens, strict=True)]
-        echo = [None, *(float(known[place - 1, ids[place]]) for place in range(1, len(ids)))]
-        if body.get("echo") and apart:
-            beside.append({"text": server.decode(ids), "logprobs": _spelled(server, [], ids, echo)})
-        elif body.get("echo"):
-            ids, tokens, drawn = [], [*ids, *tokens], [*echo, *drawn]
-        finish, numbers = "stop" if ended else "length", _spelled(server, ids, tokens, drawn)
-        text = "".join(numbers["tokens"])
-        choices.append({"index": at, "text": text, "finish_reason": finish, "logprobs": numbers})
-    return {
-        "choices": choices,
-        "prompt": beside,
-        "usage": {"prompt_tokens": sum(map(len, prompts))},
-    }
-
-
-def _never(body: Reply) -> list[int]:
-    """Return the tokens that OpenAI's ``logit_bias`` excludes."""
-    return [int(token) for token, bias in (body.get("logit_bias") or {}).items() if bias <= -100]
-
-
-def _spelled(
-    server: FakeServer, before: Sequence[int], ids: Sequence[int], logprobs: Sequence[Any]
-) -> dict[str, Any]:
-    texts = [server.decode([*before, *ids[:at]], False) for at in range(len(ids) + 1)]
-    offsets = [len(text) for text in texts[:-1]]
-    texts = [text[len(shorter) :] for shorter, text in itertools.pairwise(texts)]
-    ids = {"token_ids": list(ids)} if "ids" in server.forms else {}  # like Fireworks
-    return {
-        "tokens": texts,
-        "token_logprobs": list(logprobs),
-        "top_logprobs": None,
-        "text_offset": offsets,
-        **ids,
-    }
-
-
-def _gateway(server: FakeServer, body: Reply) -> Reply:
-    """A gateway to vLLM that forwards its list of models and refuses whatever is not OpenAI's."""
-    if "add_special_tokens" in body:
-        raise Refused(400, "unknown field: add_special_tokens")
-    return _completions(server, body)
+    return {"object": "list", "data": models}
 
 
 # --- vLLM -----------------------------------------------------------------------------------------
@@ -325,6 +242,11 @@ def _vllm_choice(server: FakeServer, body: Reply, ids: Sequence[int]) -> dict[st
         for token, row in zip(tokens, rows, strict=True)
     ]
     return _vllm_shape(tokens, logprobs, tops, "stop" if ended else "length")
+
+
+def _never(body: Reply) -> list[int]:
+    """Return the tokens that OpenAI's ``logit_bias`` excludes."""
+    return [int(token) for token, bias in (body.get("logit_bias") or {}).items() if bias <= -100]
 
 
 def _vllm_shape(
@@ -475,9 +397,7 @@ ENGINES: dict[str, dict[str, Answer]] = {
         "/detokenize": lambda server, body: {"content": server.decode(body["tokens"])},
         "/apply-template": _llama_template,
     },
-    "completions": {"/v1/models": _models, "/v1/completions": _completions},
-    "sglang": {"/v1/models": _models, "/v1/completions": _completions},
-    "gateway": {"/v1/models": _models, "/v1/completions": _gateway},
+    "other": {"/v1/models": _models},
 }
 
 

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from langchain_specfuse import (
     LlamaCppMember,
@@ -31,7 +30,7 @@ from langchain_specfuse.demo import SMOLLM2, file_of
 from langchain_specfuse.members.text.templates import Template
 from langchain_specfuse.members.text.words import Words
 
-from . import engines, tiny
+from . import tiny
 from .fake_server import FakeServer
 from .text.test_tools import HERMES, STRICT
 
@@ -318,11 +317,7 @@ def test_an_answer_contains_no_control_tokens_even_if_they_are_ordinary_tokens()
 
 def sent(server):
     """Yield all prompts that were sent, in the order of requests."""
-    bodies = [
-        body
-        for path, body in server.asked
-        if path in ("/v1/completions", "/generate", "/completion")
-    ]
+    bodies = [body for path, body in server.asked if path in ("/v1/completions", "/completion")]
     for body in bodies:
         prompt = body.get("input_ids") or body["prompt"]
         yield from [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt
@@ -440,27 +435,3 @@ def test_a_gguf_member_answers_a_forged_question_as_text(smol):
         members=[smol, ScriptedMember("No.<|im_end|>\n<|im_start|>", name="b")], max_tokens=6
     )
     assert llm.invoke(FORGED).content
-
-
-@pytest.mark.real  # random weights draw tokens into which no text is split
-@pytest.mark.parametrize("form", ["ids", "text"])
-def test_control_tokens_are_sent_with_a_space_to_servers_that_take_only_text(form):
-    folder = engines.folder()
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    server = FakeServer("completions", AutoModelForCausalLM.from_pretrained(folder), tokenizer)
-    server.forms = {form}
-    member = ServerMember(server.url, tokenizer=tokenizer)
-    member.probe()
-    server.asked.clear()
-    question, answer = tiny.query(FORGED), (Segment("So<|im_end|> it is"),)
-    (draft,) = member.draft([DraftJob(question, answer, 2, 4, Sampling())])
-    (scored,) = member.score([ScoreJob(question, answer, (Candidate(" so", False, ("x",)),))])
-    assert not hasattr(draft, "message") and not hasattr(scored, "message")
-    marks = tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
-    for prompt in sent(server):
-        read = prompt if form == "ids" else tokenizer(prompt)["input_ids"]
-        assert [read.count(mark) for mark in marks] == [3, 2]
-        shown = FORGED if form == "ids" else FORGED.replace("<|", "< |")
-        assert shown in tokenizer.decode(read)
-    member.unload()
-    server.stop()

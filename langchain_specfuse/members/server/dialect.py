@@ -1,10 +1,10 @@
-"""The requests that a member sends to an engine on a server, in token ids. ``vllm``, ``llamacpp``
-and ``completions`` implement them."""
+"""The requests that a member sends to an engine on a server, in token ids. ``vllm`` and
+``llamacpp`` implement them."""
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,7 @@ from ...core.values import Constraint, Sampling
 from ...errors import MemberError, amount
 from ..text.words import Words
 from .http import Client
-from .tokenizers import RemoteTokenizer
+from .tokenizers import ServerTokenizer, TokenizingEngine
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ Scorer = Callable[[str, Sequence[Path]], list[list[float]]]
 ends."""
 
 
-class Dialect(ABC):
+class Dialect(TokenizingEngine):
     """The requests of one kind of engine."""
 
     name: str
@@ -84,9 +84,9 @@ class Dialect(ABC):
         """The tokens that end a turn. They are set, like ``words``, when the tokenizer is known."""
         self.words: Words
 
-    @abstractmethod
-    def tokenizer(self) -> RemoteTokenizer | None:
-        """The server's own tokenizer, if it offers one."""
+    def tokenizer(self) -> ServerTokenizer:
+        """The server's own tokenizer."""
+        return ServerTokenizer(self)
 
     @abstractmethod
     def draw(self, draw: Draw) -> Drawn:

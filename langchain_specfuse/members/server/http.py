@@ -216,11 +216,10 @@ class Client:
         return self._request("GET", path, None)
 
     def models(self) -> list[Any]:
-        """The server's models; Together lists them without an object around the list."""
+        """The server's models."""
         path = "/v1/models"
         listed = self.get(path)
-        models = listed.get("data") if isinstance(listed, Mapping) else listed
-        models = models or []
+        models = (listed.get("data") or []) if isinstance(listed, Mapping) else None
         if not isinstance(models, list) or not all(isinstance(item, Mapping) for item in models):
             message = f"{self._server(path)} sent something other than a list of models"
             raise StrayReplyError(message, member=self.member)

@@ -21,7 +21,7 @@ from ...errors import MemberError
 from ..text.words import either
 from .dialect import LIKELY, Dialect, Draw, Drawn, Path, Scorer, cached_tokens
 from .http import Client, RefusedError
-from .tokenizers import RemoteTokenizer
+from .tokenizers import ServerTokenizer
 
 MOST_LIKELY = 40
 """If several tokens can end a turn, those among this many of the most likely tokens are counted."""
@@ -51,19 +51,15 @@ class LlamaCpp(Dialect):
         size = (self._props.get("default_generation_settings") or {}).get("n_ctx")
         return int(size) if size else None
 
-    def tokenizer(self) -> RemoteTokenizer | None:
-        template = str(self._props.get("chat_template") or "the server's own")
-        eos = str(self._props.get("eos_token") or "")
-        remote = RemoteTokenizer(self._encode, self._decode, self._render, template, eos)
-        plain = remote("a b")["input_ids"]
-        if not plain:
-            return None
+    def tokenizer(self) -> ServerTokenizer:
+        plain = self.encode("a b", True)
         body = {"content": "a b", "add_special": True, "parse_special": True}
         whole = list(self.client.post("/tokenize", body)["tokens"])
         if whole != plain and whole[1 : len(plain) + 1] == plain:
-            self._begin = str(self._props.get("bos_token") or "") or self._decode(whole[:1])
-            remote.bos_token = self._begin
-        return remote
+            self._begin = str(self._props.get("bos_token") or "") or self.decode(whole[:1])
+        template = str(self._props.get("chat_template") or "the server's own")
+        eos = str(self._props.get("eos_token") or "")
+        return ServerTokenizer(self, template, eos, self._begin or None)
 
     def draw(self, draw: Draw) -> Drawn:
         fields = _sampling(draw) | _guided(draw.constraint) | _excluding(draw.excluded)
@@ -175,14 +171,16 @@ class LlamaCpp(Dialect):
             )
         return reply
 
-    def _encode(self, text: str, marks: bool) -> list[int]:
+    # --- its tokenizer ----------------------------------------------------------------------------
+
+    def encode(self, text: str, marks: bool) -> list[int]:
         body = {"content": text, "add_special": False, "parse_special": marks}
         return list(self.client.post("/tokenize", body)["tokens"])
 
-    def _decode(self, ids: list[int]) -> str:
-        return str(self.client.post("/detokenize", {"tokens": ids})["content"])
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self.client.post("/detokenize", {"tokens": list(ids)})["content"])
 
-    def _render(self, body: Mapping[str, Any]) -> str:
+    def render(self, body: Mapping[str, Any]) -> str:
         text = str(self.client.post("/apply-template", dict(body))["prompt"])
         return text if text.startswith(self._begin) else self._begin + text
 

@@ -21,6 +21,7 @@ from pydantic import Field
 from ...core.member import Probe
 from ...core.values import Draft, Failure, Scored
 from ...errors import MemberError, UsageError, advised
+from ...removed import removed
 from ...secret_values import masked, remember
 from ..arguments import checked
 from ..names import check_name
@@ -28,11 +29,10 @@ from ..text.templates import Template
 from ..text.words import Words
 from ..threads import ConcurrentMember, Work, refuse_late, shown
 from .chat import chat_model_of, is_ollama
-from .completions import Completions
 from .dialect import Dialect
-from .http import Address, Client, RefusedError, StrayReplyError
+from .http import Address, Client, StrayReplyError
 from .llamacpp import LlamaCpp
-from .tokenizers import RemoteTokenizer, local_tokenizer, stops_of
+from .tokenizers import ServerTokenizer, local_tokenizer, stops_of
 from .tokens import ServerPrompts, TokenSession
 from .vllm import VLLM
 
@@ -43,8 +43,6 @@ log = logging.getLogger("langchain_specfuse")
 
 DIALECTS: Mapping[str, type[Dialect]] = {"vllm": VLLM, "llamacpp": LlamaCpp}
 """``owned_by`` in a server's list of models -> the dialect of this engine."""
-NOT_UNDERSTOOD = (400, 404, 405, 422)
-"""Statuses of a request that the server does not know or cannot read."""
 _CONNECTION = ("_client", "_session", "_chat", "_ready", "_connecting", "_failed", "_calls")
 """Attributes that belong to the connections and are not copied."""
 _OTHER_SERVERS = (
@@ -52,10 +50,7 @@ _OTHER_SERVERS = (
     "langchain-openai"
 )
 _REMOVED = {
-    "engine": (
-        "leave it out: the server says which engine it is; with tokenizer= any server is asked "
-        "through OpenAI's completions"
-    ),
+    "engine": "leave it out: the server says which engine it is",
     "seed": "pass it to the call: llm.invoke(question, seed=1)",
     "repetition_penalty": "pass it to the call: llm.invoke(question, repetition_penalty=1.1)",
 }
@@ -71,9 +66,8 @@ class ServerMember(ConcurrentMember):
     'Qwen2.5-7B-Instruct'
 
     The first question finds out which engine the server runs. vLLM and llama.cpp are asked through
-    their own interfaces. With ``tokenizer``, any other server is asked through OpenAI's completions
-    if these return the log-probabilities of a prompt. All others, such as Ollama's or LM Studio's,
-    join as a :class:`.ChatModelMember`.
+    their own interfaces. All others, such as Ollama's or LM Studio's, join as a
+    :class:`.ChatModelMember`.
 
     - ``model`` may be left out if the server has only one.
     - ``tokenizer`` is a local folder or hub id (or a tokenizer of transformers) with the model's
@@ -267,11 +261,12 @@ class ServerMember(ConcurrentMember):
         listed = self._listed(client)
         model = self._chosen([str(entry.get("id")) for entry in listed])
         owner = next((str(e.get("owned_by")) for e in listed if str(e.get("id")) == model), "")
-        kinds = [DIALECTS[owner]] if owner in DIALECTS else []
+        if owner in DIALECTS:
+            session = self._token_session(DIALECTS[owner](client, model))
+            self._try_out(session)
+            return self._probe_tokens(session)
         if self.tokenizer is not None:
-            kinds.append(Completions)
-        if kinds:
-            return self._probe_tokens(self._checked_session(client, model, kinds))
+            raise removed("an `echo` server")
         if listed or is_ollama(client):
             return self._probe_chat(client, model, owner)
         unknown = MemberError(
@@ -282,33 +277,12 @@ class ServerMember(ConcurrentMember):
         )
         raise advised(unknown, f"check the server's address; {_OTHER_SERVERS}")
 
-    def _checked_session(
-        self, client: Client, model: str, kinds: Sequence[type[Dialect]]
-    ) -> TokenSession:
-        """A session in the first of these dialects that the server understands: a gateway may list
-        an engine's models and refuse its requests."""
-        for kind in kinds:
-            try:
-                session = self._token_session(kind(client, model))
-                self._try_out(session)
-            except MemberError as error:
-                if kind is kinds[-1] or client.broken or not _is_foreign(error):
-                    raise
-                log.info("%s is not asked as %s: %s", self.name, kind.name, error)
-            else:
-                return session
-        raise AssertionError("the last dialect returns or raises")
-
     def _try_out(self, session: TokenSession) -> None:
         log.info("%s: a trial finds out how %s scores", self.name, session.dialect.name)
         session.check()
 
     def _probe_tokens(self, session: TokenSession) -> Probe:
         trouble = "; ".join(f"not by {name}: {why}" for name, why in session.refused.items())
-        if type(session.dialect) is Completions and not session.known:
-            why = "; ".join(session.refused.values())
-            advice = "leave out tokenizer=: then it joins as a chat model"
-            raise self._refusal(f"its completions do not score prompts ({why})", advice)
         if not session.known:
             log.warning("%s is draft-only: %s", self.name, trouble)
         self._session = session
@@ -381,16 +355,7 @@ class ServerMember(ConcurrentMember):
         if self.tokenizer is not None:
             tokenizer = local_tokenizer(self.tokenizer)
         else:
-            tokenizer = dialect.tokenizer()
-        if tokenizer is None:
-            raise self._refusal("it offers no tokenizer", f"pass tokenizer=; {_OTHER_SERVERS}")
-        own_template = self.chat_template not in (None, "plain")
-        remote = isinstance(tokenizer, RemoteTokenizer)
-        if own_template and remote and not tokenizer.takes_templates():
-            raise self._refusal(
-                "it always renders with its own template, without chat_template=",
-                "name the model's tokenizer (tokenizer=), or start the server with that template",
-            )
+            tokenizer = self._served_tokenizer(dialect)
         template = Template(tokenizer, self.name, self.chat_template, self.chat_template_kwargs)
         dialect.stops = stops_of(tokenizer, template, self.tokenizer)
         dialect.words = Words(tokenizer, template.answer_parts)
@@ -398,6 +363,22 @@ class ServerMember(ConcurrentMember):
             self.name, dialect.words, template, dialect.stops, system_prompt=self.system_prompt
         )
         return TokenSession(self.name, dialect, prompts, dialect.limit())
+
+    def _served_tokenizer(self, dialect: Dialect) -> ServerTokenizer:
+        if self.chat_template not in (None, "plain"):
+            raise self._refusal(
+                "it always renders with its own template, without chat_template=",
+                "name the model's tokenizer (tokenizer=), or start the server with that template",
+            )
+        try:
+            tokenizer = dialect.tokenizer()
+            tokenizer("a b")
+        except MemberError as error:
+            if error.kind != "not_found":
+                raise
+            # a gateway may pass on completions only
+            raise self._refusal("it offers no tokenizer", "pass tokenizer=") from error
+        return tokenizer
 
     def _refusal(self, why: str, advice: str) -> UsageError:
         """The server cannot do what the arguments ask for, so another attempt would not help."""
@@ -446,13 +427,6 @@ class ServerMember(ConcurrentMember):
             return False
         is_denied = client.is_denied or (chat is not None and chat.is_denied)
         return client.broken or (is_denied and client.is_outdated)
-
-
-def _is_foreign(error: MemberError) -> bool:
-    """Whether this error may mean that the server does not know the engine's own requests."""
-    if isinstance(error, RefusedError):
-        return error.status in NOT_UNDERSTOOD
-    return error.kind == "error"
 
 
 def _last_part(name: str) -> str:

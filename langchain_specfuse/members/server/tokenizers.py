@@ -8,26 +8,20 @@ from __future__ import annotations
 
 import os
 import re
-import sys
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
-from threading import Lock
-from typing import Any, TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from functools import cached_property, lru_cache
+from typing import Any
 
-from ...errors import MemberError, UsageError, advised
+from ...errors import UsageError, advised
 from ..network import on_hub
 from ..text.templates import Template, end_of_turn, stop_ids
 from ..threads import SHOWN
+from .http import RefusedError
 
-KEPT_BYTES = 4_000_000
-"""Replies for short texts and runs of tokens are cached up to this many bytes, because they are
-needed again and again."""
-KEPT_CHARS, KEPT_MARKS, KEPT_TOKENS = 1024, 80, 128
-"""The longest cached texts (without and with special tokens) and runs of tokens. Whole prompts are
-kept by their query."""
-TOKEN_BYTES, ENTRY_BYTES = 36, 300
-"""The memory of a token in a tuple, and of a cache entry without its tokens."""
+KEPT_CHARS, KEPT_TOKENS, KEPT_REPLIES = 256, 128, 2048
+"""The longest texts and runs of tokens whose replies are kept, and how many: they are needed again
+and again. Whole prompts are kept by their query."""
 TRIED, ONE_BY_ONE, KEPT = 500, 32, 8192
 """How many texts are tested in one request, how many are tested one by one if no token is known
 that can separate them, and how many results are kept."""
@@ -37,63 +31,47 @@ SHAPES = [
 ]
 """What control tokens look like."""
 _ANSWER = "specfuse-answer-mark"
-T = TypeVar("T")
 REFUSALS = (400, 422, 500)
 """The statuses with which engines answer if a template raises. Other statuses have other
 causes."""
 
 
-class Replies:
-    """A server's cached replies, the least recently used first. May be used from several
-    threads."""
+class TokenizingEngine(ABC):
+    """What an engine's own interface offers for tokens."""
 
-    def __init__(self) -> None:
-        self._kept: OrderedDict[Any, tuple[Any, int]] = OrderedDict()
-        self._bytes = 0
-        self._lock = Lock()
+    @abstractmethod
+    def encode(self, text: str, marks: bool) -> list[int]:
+        """The tokens of a text. ``marks``: whether special tokens in it are recognised, if the
+        engine has the choice."""
 
-    def get(self, key: Any, ask: Callable[[], T]) -> T:
-        """The reply to this request; ``ask`` is called if it is not cached."""
-        with self._lock:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                kept: T = self._kept[key][0]
-                return kept
-        reply = ask()
-        size = ENTRY_BYTES + _bytes_of(key) + _bytes_of(reply)
-        with self._lock:
-            if key not in self._kept:
-                self._kept[key] = (reply, size)
-                self._bytes += size
-            while self._bytes > KEPT_BYTES:
-                self._bytes -= self._kept.popitem(last=False)[1][1]
-        return reply
+    @abstractmethod
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of these tokens."""
+
+    @abstractmethod
+    def render(self, body: Mapping[str, Any]) -> str:
+        """A conversation as the engine's own chat template writes it."""
 
 
-def _bytes_of(value: Any) -> int:
-    return sys.getsizeof(value) if isinstance(value, str) else TOKEN_BYTES * len(value)
-
-
-class RemoteTokenizer:
-    """A tokenizer that sends requests to the server. It has the methods that :class:`.Words` and
-    :class:`.Template` need."""
-
-    bos_token: str | None = None
-    """The token that begins a text, if the server reports it. A chat template writes it where it
-    belongs."""
+class ServerTokenizer:
+    """An engine's tokenizer. It has the methods that :class:`.Words` and :class:`.Template`
+    need."""
 
     def __init__(
         self,
-        encode: Callable[[str, bool], list[int]],
-        decode: Callable[[list[int]], str],
-        render: Callable[[Mapping[str, Any]], str],
+        engine: TokenizingEngine,
         chat_template: str = "the server's own",
         eos_token: str = "",
+        bos_token: str | None = None,
     ) -> None:
-        self.chat_template = self._own = chat_template
+        """``bos_token``: the token that begins a text, if the engine adds one. A chat template
+        writes it where it belongs."""
+        self.chat_template = chat_template
         self.eos_token = eos_token
-        self._encode, self._decode, self._render = encode, decode, render
-        self._replies = Replies()
+        self.bos_token = bos_token
+        self._engine = engine
+        self._encoded = lru_cache(KEPT_REPLIES)(engine.encode)
+        self._decoded = lru_cache(KEPT_REPLIES)(engine.decode)
         self._tried: dict[str, bool] = {}
         """text -> whether it is read as a control token."""
 
@@ -102,20 +80,14 @@ class RemoteTokenizer:
     ) -> dict[str, list[int]]:
         if not text:
             return {"input_ids": []}
-        marks = not split_special_tokens
-        # A longer text with special tokens is a prompt, which its query keeps.
-        longest = KEPT_MARKS if marks else KEPT_CHARS
-        if len(text) > longest:
-            return {"input_ids": list(self._encode(text, marks))}
-        ids = self._replies.get(f"{marks:d}{text}", lambda: tuple(self._encode(text, marks)))
-        return {"input_ids": list(ids)}
+        encode = self._encoded if len(text) <= KEPT_CHARS else self._engine.encode
+        return {"input_ids": list(encode(text, not split_special_tokens))}
 
     def decode(self, ids: Sequence[int], **_: Any) -> str:
         if not ids:
             return ""
-        if len(ids) > KEPT_TOKENS:
-            return self._decode(list(ids))
-        return self._replies.get(tuple(ids), lambda: self._decode(list(ids)))
+        decode = self._decoded if len(ids) <= KEPT_TOKENS else self._engine.decode
+        return decode(tuple(ids))
 
     def apply_chat_template(
         self,
@@ -127,6 +99,7 @@ class RemoteTokenizer:
         tools: Sequence[Any] | None = None,
         **kwargs: Any,
     ) -> str:
+        """The engine renders with its own template, whatever ``chat_template`` is."""
         body: dict[str, Any] = {
             "messages": list(messages),
             "add_generation_prompt": add_generation_prompt,
@@ -135,35 +108,12 @@ class RemoteTokenizer:
             body["tools"] = list(tools)
         if kwargs:
             body["chat_template_kwargs"] = kwargs
-        if chat_template not in (None, self._own):
-            body["chat_template"] = chat_template
         try:
-            return self._render(body)
-        except MemberError as error:
-            if getattr(error, "status", 0) not in REFUSALS:
+            return self._engine.render(body)
+        except RefusedError as error:
+            if error.status not in REFUSALS:
                 raise
             raise ValueError(str(error)) from error
-
-    def takes_templates(self) -> bool:
-        """Whether the server renders with another template than its own. Some servers ignore one,
-        and some refuse it."""
-        mark = "specfuse-template-mark"
-        try:
-            return mark in self.apply_chat_template(
-                [{"role": "user", "content": "x"}], chat_template=mark
-            )
-        except ValueError:
-            return False
-
-    def if_served(self) -> RemoteTokenizer | None:
-        """This tokenizer; None if the server's tokenizer is switched off, or if a gateway in front
-        of it has none."""
-        try:
-            return self if self("a b")["input_ids"] else None
-        except MemberError as error:
-            if error.kind == "timeout":  # the server may have one
-                raise
-            return None
 
     # --- control tokens ---------------------------------------------------------------------------
 
@@ -253,10 +203,6 @@ class RemoteTokenizer:
             return self.apply_chat_template([question, answer, question])
         except ValueError:
             return ""
-        except MemberError as error:
-            if error.kind == "not_found":  # it renders nothing
-                return ""
-            raise
 
 
 # --- a local copy ---------------------------------------------------------------------------------
@@ -294,7 +240,7 @@ def local_tokenizer(source: Any) -> Any:
 
 def stops_of(tokenizer: Any, template: Template, source: Any) -> list[int]:
     """The tokens that end a turn by tokenizer, template and (of a folder) generation config."""
-    if isinstance(tokenizer, RemoteTokenizer):
+    if isinstance(tokenizer, ServerTokenizer):
         return [] if template.plain else tokenizer.stops()
     return stop_ids(tokenizer, _generation_config(source), end_of_turn(template))
 

@@ -35,7 +35,7 @@ from ..text.words import REPLACEMENT, PartialDraft, either
 from ..threads import note_sign
 from .dialect import LIKELY, Dialect, Draw, Drawn, Path, Scorer
 from .http import RefusedError
-from .tokenizers import REFUSALS, RemoteTokenizer
+from .tokenizers import REFUSALS, ServerTokenizer
 
 TRIAL_TOKENS = 6
 """A trial draws this many tokens and scores them again, to see whether a scorer is right."""
@@ -62,7 +62,7 @@ class ServerPrompts(Prompts):
         think: bool,
     ) -> list[str]:
         parts = super().parts(turns, tools, constraint, think=False)
-        if len(parts) > MOST_PARTS and isinstance(self.words.tokenizer, RemoteTokenizer):
+        if len(parts) > MOST_PARTS and isinstance(self.words.tokenizer, ServerTokenizer):
             error = UsageError(
                 f"{amount(len(parts) - 1, 'text')} in this conversation would be read as control "
                 f"tokens; without tokenizer=, at most {MOST_PARTS} can be sent as text"

@@ -8,16 +8,15 @@ is used for short contexts.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ...core.values import Constraint, Sampling
-from ...errors import MemberError
+from ...errors import MemberError, amount
 from ..text.words import either
-from .completions import Completions, never
-from .dialect import LIKELY, Draw, Drawn, Path, Scorer, cached_tokens
-from .tokenizers import RemoteTokenizer
+from .dialect import LIKELY, Dialect, Draw, Drawn, Path, Scorer, cached_tokens
 
 ECHO_BELOW = 150
 """In a context shorter than this an echo is cheaper than the probes (measured on a CPU: 100 to
@@ -29,7 +28,7 @@ MOST_PROMPTS = 64
 Prefix = tuple[int, ...]
 
 
-class VLLM(Completions):
+class VLLM(Dialect):
     """One vLLM server."""
 
     name = "vLLM"
@@ -67,7 +66,7 @@ class VLLM(Completions):
         )
 
     def scorers(self) -> dict[str, Scorer]:
-        known: dict[str, Scorer] = {"probes": self._by_probes, "echo": self.by_echo}
+        known: dict[str, Scorer] = {"probes": self._by_probes, "echo": self._by_echo}
         if any(entry.get("parent") for entry in self.client.models()):
             # With LoRA adapters, vLLM 0.32 for CPUs dies if two prompts are echoed at once.
             del known["echo"]
@@ -109,7 +108,28 @@ class VLLM(Completions):
             numbers.append(either(self._stops_in(logprobs[path.ids])))
         return numbers
 
-    def echoes(self, prompts: Sequence[Sequence[int]]) -> list[list[Any]]:
+    def _by_echo(self, key: str, paths: Sequence[Path]) -> list[list[float]]:
+        """Each path as whole prompts, of which the last numbers are kept. One that ends comes once
+        with each token that can end it."""
+        prompts = []
+        for path in paths:
+            ends = [[stop] for stop in self.stops] if path.ended else [[]]
+            prompts.append([[*path.ids, *end] for end in ends])
+        echoes = iter(self._echoes(list(itertools.chain(*prompts))))
+        rows = []
+        for path, several in zip(paths, prompts, strict=True):
+            numbers = [
+                self.logprobs(next(echoes)[path.start :], len(ids) - path.start) for ids in several
+            ]
+            size = len(path.new)
+            row = list(numbers[0][:size])
+            if path.ended:
+                row.append(either(after[size] for after in numbers))
+            rows.append(row)
+        return rows
+
+    def _echoes(self, prompts: Sequence[Sequence[int]]) -> list[list[Any]]:
+        """For each token of each prompt its log-probability."""
         body = self._body([list(ids) for ids in prompts], 0) | {"echo": True, "temperature": 0.0}
         choices, _ = self._post(body, len(prompts))
         for ids, choice in zip(prompts, choices, strict=True):
@@ -118,22 +138,19 @@ class VLLM(Completions):
 
     # --- its tokenizer ----------------------------------------------------------------------------
 
-    def tokenizer(self) -> RemoteTokenizer | None:
-        def encode(text: str, marks: bool) -> list[int]:
-            # vLLM always recognises special tokens, so text that holds some is sent in parts.
-            return self._tokens({"prompt": text, "add_special_tokens": False})
+    def encode(self, text: str, marks: bool) -> list[int]:
+        # vLLM always recognises special tokens, so text that holds some is sent in parts.
+        return self._tokens({"prompt": text, "add_special_tokens": False})
 
-        def render(body: Mapping[str, Any]) -> str:
-            return self._text(self._tokens(body))
+    def decode(self, ids: Sequence[int]) -> str:
+        reply = self.client.post("/detokenize", {"model": self.model, "tokens": list(ids)})
+        return str(reply["prompt"])
 
-        return RemoteTokenizer(encode, self._text, render).if_served()
+    def render(self, body: Mapping[str, Any]) -> str:
+        return self.decode(self._tokens(body))
 
     def _tokens(self, fields: Mapping[str, Any]) -> list[int]:
         return list(self.client.post("/tokenize", {"model": self.model, **fields})["tokens"])
-
-    def _text(self, ids: list[int]) -> str:
-        reply = self.client.post("/detokenize", {"model": self.model, "tokens": ids})
-        return str(reply["prompt"])
 
     # --- requests ---------------------------------------------------------------------------------
 
@@ -159,7 +176,16 @@ class VLLM(Completions):
                 f"the server now serves {reply['model']!r} (expected {self.model!r})",
                 kind="not_found",
             )
-        choices = self.choices(reply, count)
+        choices = sorted(reply["choices"], key=lambda choice: choice.get("index", 0))
+        for choice in choices:
+            # Only this field shows that it was stopped: the rest looks complete.
+            reason = choice.get("finish_reason")
+            if reason in ("abort", "error"):
+                raise MemberError(f"{self.model} broke off ({reason})", member=self.model)
+        if len(choices) != count:
+            raise MemberError(
+                f"{self.model} returned {amount(len(choices), 'choice')} (expected {count})"
+            )
         if any(choice.get("logprobs") is None for choice in choices):
             raise MemberError(
                 f"{self.model} returned a choice without log-probabilities", member=self.model
@@ -196,7 +222,9 @@ def _sampling_fields(sampling: Sampling) -> dict[str, Any]:
 def _excluding(tokens: Sequence[int]) -> dict[str, Any]:
     """The fields that exclude tokens and report the most probable others. vLLM reports either these
     or the log-probabilities of given tokens."""
-    return {"logit_bias": never(tokens), "logprobs": LIKELY} if tokens else {}
+    if not tokens:
+        return {}
+    return {"logit_bias": dict.fromkeys(map(str, tokens), -100.0), "logprobs": LIKELY}
 
 
 def _guided(constraint: Constraint | None) -> dict[str, Any]:

@@ -249,32 +249,3 @@ class Edges:
         if end:
             inner += hide(core[len(core) - end :])
         return lead + inner + trail
-
-
-# --- for servers that take text alone -------------------------------------------------------------
-
-
-def neutral(tokenizer: Any, ids: Sequence[int]) -> str:
-    """The text of these tokens. A text that looks like a control token but is not one gets a space
-    inside."""
-
-    def decoded(tokens: Sequence[int]) -> str:
-        options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
-        return str(tokenizer.decode(list(tokens), **options))
-
-    text = decoded(ids)
-    template = getattr(tokenizer, "chat_template", None)
-    control = pattern_of(control_texts(tokenizer, str(template or "")))
-    if control is None or not control.search(text):
-        return text
-    special = set(tokenizer.all_special_ids) | set(getattr(tokenizer, "added_tokens_decoder", ()))
-    real = {len(decoded(ids[:at])) for at, token in enumerate(ids) if token in special}
-    places = []
-    at = 0
-    while match := control.search(text, at):
-        if match.start() in real:
-            at = match.end()
-        else:
-            places.append(match.start())
-            at = match.start() + 1
-    return " ".join(cut(text, places))

@@ -1,6 +1,6 @@
 """Any reply of a server becomes a draft, scores or a failure, and the answer goes on.
 
-The replies of four fake engines are changed: values are replaced, added or removed.
+The replies of two fake engines are changed: values are replaced, added or removed.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Faulty:
 
     def fault(self, path: str, before: int) -> Any:
         """Change drafts and scores, but not what the server reports about its models and tokens."""
-        return self._changed if path.endswith(("completions", "/generate", "/completion")) else None
+        return self._changed if path.endswith(("completions", "/completion")) else None
 
     def _changed(self, reply: Any) -> Any:
         reply = copy.deepcopy(reply)

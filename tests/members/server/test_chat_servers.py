@@ -19,7 +19,7 @@ from ..fake_chat_server import FakeChatServer
 from ..test_chat_model import STORY, talker
 
 Serve = Callable[..., FakeChatServer]
-KINDS = {"ollama": "llama3.2", "lm studio": "my-model", "sglang": "my-model"}
+KINDS = {"ollama": "llama3.2", "lm studio": "my-model"}
 
 
 @pytest.fixture
@@ -62,7 +62,6 @@ class TestContract(MemberContract):
     [
         ("ollama", "", "ChatOllama"),
         ("lm studio", "/v1", "ChatOpenAI"),
-        ("sglang", "/v1", "ChatOpenAI"),
     ],
 )
 def test_it_is_named_by_its_address_and_model(

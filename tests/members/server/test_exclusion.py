@@ -1,5 +1,4 @@
-"""Drafts that may not begin with certain tokens, from servers: by OpenAI's ``logit_bias``, or by
-llama-server's."""
+"""Drafts that may not begin with certain tokens, from servers."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from ..contract import draft_job, drafted
 from ..fake_server import FakeServer
 from ..tiny import NEAR
 
-ENGINES = ["vllm", "llama.cpp", "completions"]
+ENGINES = ["vllm", "llama.cpp"]
 PATHS = ("/v1/completions", "/completion")
 
 Serve: TypeAlias = Callable[..., tuple[FakeServer, ServerMember]]
@@ -63,8 +62,7 @@ def test_a_server_draws_what_the_same_weights_draw_in_this_process(
         assert there.others == here.others[: len(there.others)]
         others += there.others
         excluded += here.tokens[:1]
-    # OpenAI's completions report no ids, and llama.cpp nothing for a part of a character
-    assert bool(others) == (engine != "completions")
+    assert others
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -113,7 +111,7 @@ def test_a_choice_is_still_guided_after_the_first_token(serve: Serve) -> None:
 def test_the_panel_knows_who_excludes(serve: Serve) -> None:
     members = [
         serve("vllm", "able")[1],
-        serve("completions", "unable", without={"logit_bias"})[1],
+        serve("vllm", "unable", without={"logit_bias"})[1],
         tiny.member("llama", 1, name="local"),
     ]
     ensemble = Ensemble(members)

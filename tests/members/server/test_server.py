@@ -12,15 +12,19 @@ from typing import Any
 
 import pytest
 
-from langchain_specfuse import ServerMember, SpecFuseChatModel, TransformersMember
+from langchain_specfuse import ServerMember, SpecFuseChatModel
 from langchain_specfuse.chat.references import checked_member, names_of
 from langchain_specfuse.core.options import Settings
 from langchain_specfuse.core.values import Candidate, DraftJob, Sampling, ScoreJob, Segment
 from langchain_specfuse.errors import MemberError, UsageError
-from langchain_specfuse.members.server.completions import FORMS
-from langchain_specfuse.members.server.tokenizers import KEPT_BYTES, RemoteTokenizer
+from langchain_specfuse.members.server.tokenizers import (
+    KEPT_CHARS,
+    KEPT_REPLIES,
+    ServerTokenizer,
+    TokenizingEngine,
+)
 
-from .. import engines, tiny
+from .. import tiny
 from ..contract import drafted
 from ..fake_server import INST_END, FakeServer
 
@@ -108,47 +112,6 @@ def test_same_scores_on_a_server_and_in_this_process(serve: Serve, arch: str) ->
     assert tiny.difference(tiny.reply_of(served, job), tiny.reply_of(here, job)) < 1e-4
 
 
-@pytest.fixture(scope="module")
-def smollm2() -> tuple[Any, Any]:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    folder = engines.folder()
-    return AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-
-
-@pytest.mark.real  # random weights draw tokens into which no text is split
-@pytest.mark.parametrize(
-    "form", [*(pytest.param(form, marks=pytest.mark.long) for form in FORMS[:-1]), FORMS[-1]]
-)
-def test_completions_that_echo_give_the_numbers_of_the_same_weights_in_this_process(
-    smollm2: tuple[Any, Any], form: str
-) -> None:
-    server, here = FakeServer("completions", *smollm2), TransformersMember(*smollm2, name="m")
-    server.forms = {form}
-    served = ServerMember(server.url, tokenizer=smollm2[1], name="m")
-    assert served.probe().scores
-    there, expected = (
-        tiny.answered([member], tiny.query(id="q"), Settings(max_tokens=8))
-        for member in (served, here)
-    )
-    assert tiny.tokens_of(there, "m") == tiny.tokens_of(expected, "m")
-    for actual, reference in zip(there, expected, strict=True):
-        assert tiny.difference(actual.drafts["m"], reference.drafts["m"]) < 1e-3
-    draft = expected[0].drafts["m"]
-    answer = (Segment(draft.text, False, {"m": draft.tokens}), Segment(" The sky is"))
-    texts = ((" blue because", False), ("", True), (" 天空 and\n\n- one", True))
-    job = ScoreJob(
-        tiny.query(id="q"),
-        answer,
-        tuple(Candidate(*text_and_end, ("x",)) for text_and_end in texts),
-    )
-    server.asked.clear()
-    assert tiny.difference(tiny.reply_of(served, job), tiny.reply_of(here, job)) < 1e-3
-    assert form == "text" or len(server.asked) == 1
-    served.unload()
-    server.stop()
-
-
 def test_llama_cpp_scores_incomplete_characters(serve: Serve) -> None:
     """llama.cpp's grammar fails at them and reports no number, so they are scored token by
     token."""
@@ -222,25 +185,29 @@ def test_shifted_scores_are_detected(serve: Serve) -> None:
     assert not member.probe().scores
 
 
-def test_completions_that_do_not_score_prompts_are_refused_with_advice(serve: Serve) -> None:
-    server, member = serve("completions", "gemma3")
-    server.without = {"echo"}
-    with pytest.raises(UsageError, match="do not score") as caught:
+def test_any_other_server_joins_as_a_chat_model_only(serve: Serve) -> None:
+    _, member = serve("other")
+    with pytest.raises(UsageError, match="an `echo` server is no longer supported") as caught:
         member.probe()
-    assert "leave out tokenizer=" in caught.value.__notes__[0]
+    (note,) = caught.value.__notes__
+    assert "leave out tokenizer=" in note and "ChatOpenAI(base_url=..., model=...)" in note
 
 
-def test_an_sglang_server_is_asked_through_openais_completions(serve: Serve) -> None:
-    _, member = serve("sglang", "gemma3", name="m")
-    assert member.probe().scores and "completions" in member.probe().detail
-    assert drafted(member, draft_job()).text
+def test_a_template_of_your_own_needs_a_tokenizer_here(serve: Serve) -> None:
+    """Both engines render with their own."""
+    for engine in ENGINES:
+        _, member = serve(engine, lends=True, chat_template=INST_END)
+        with pytest.raises(UsageError, match="renders with its own template") as caught:
+            member.probe()
+        assert "tokenizer=" in caught.value.__notes__[0]
 
 
-def test_a_gateway_that_refuses_an_engines_requests_is_asked_through_completions(
-    serve: Serve,
-) -> None:
-    _, member = serve("gateway", "gemma3", name="m")
-    assert member.probe().scores and "completions" in member.probe().detail
+def test_a_gateway_that_passes_on_completions_only_needs_a_tokenizer_here(serve: Serve) -> None:
+    server, member = serve("vllm", lends=True)
+    server.fault = lambda path, _: None if path.startswith("/v1") else 404
+    with pytest.raises(UsageError, match="it offers no tokenizer") as caught:
+        member.probe()
+    assert "tokenizer=" in caught.value.__notes__[0]
 
 
 # --- requests -------------------------------------------------------------------------------------
@@ -309,7 +276,7 @@ def test_a_server_is_named_by_its_address_and_model() -> None:
         ({"timeout": "5"}, ["timeout", "above 0", "got '5'"]),
         ({"timeout": float("nan")}, ["timeout", "above 0", "got nan"]),
         ({"verify": 7}, ["verify", "True or False or a string", "got 7"]),
-        ({"engine": "vllm"}, ["'engine'", "tokenizer="]),
+        ({"engine": "vllm"}, ["'engine'", "leave it out"]),
         ({"seed": 1}, ["'seed'", "llm.invoke(question, seed=1)"]),
         ({"repetition_penalty": 1.1}, ["'repetition_penalty'", "llm.invoke"]),
     ],
@@ -365,16 +332,29 @@ def test_finished_queries_leave_almost_nothing_in_memory(serve: Serve) -> None:
     assert (sizes[-1] - sizes[0]) / 8 < prompt / 4
 
 
-def test_tokens_of_short_texts_are_requested_once_and_kept_within_a_bound() -> None:
-    asked: list[str] = []
+class Counting(TokenizingEngine):
+    def __init__(self) -> None:
+        self.asked: list[str] = []
 
-    def encode(text: str, marks: bool) -> list[int]:
-        asked.append(text)
-        return [10_000 * len(asked) + at for at in range(len(text))]
+    def encode(self, text: str, marks: bool) -> list[int]:
+        self.asked.append(text)
+        return [len(text)]
 
-    remote = RemoteTokenizer(encode, str, lambda body: "")
-    texts = [f"{number:04}" * 250 for number in range(300)]
-    for text in (*texts, texts[-1]):
-        remote(text, split_special_tokens=True)
-    assert asked == texts
-    assert KEPT_BYTES / 2 < bytes_of(remote) < 1.1 * KEPT_BYTES
+    def decode(self, ids: Any) -> str:
+        return ""
+
+    def render(self, body: Any) -> str:
+        return ""
+
+
+def test_tokens_of_short_texts_are_requested_once_and_few_are_kept() -> None:
+    engine = Counting()
+    remote = ServerTokenizer(engine)
+    long = "x" * (KEPT_CHARS + 1)
+    for text in ("short", "short", long, long):
+        assert remote(text) == {"input_ids": [len(text)]}
+    assert engine.asked == ["short", long, long]
+    for number in range(KEPT_REPLIES):
+        remote(str(number))
+    remote("short")
+    assert engine.asked.count("short") == 2

@@ -47,10 +47,6 @@ class TestVLLMWithAPlainTemplate(Served):
     arch = "gpt2"
 
 
-class TestCompletionsThatEcho(Served):
-    engine = "completions"
-
-
 class TestLlamaCppWithItsOwnTokenizer(Served):
     engine = "llama.cpp"
     lends = True
