@@ -2,25 +2,17 @@
 
 A study names what it asks ("gsm8k, SpecEM"), adds the seconds of each part of its run to a
 :class:`Pace`, and prints a :func:`forecast` of what is left. The pace is kept in a file beside the
-answers, so that a run that continues begins with a forecast. Studies that use the package's
-evaluation ask their plans with :func:`ask_plan`.
+answers, so that a run that continues begins with a forecast.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
-
-from command import stoppable
-
-from langchain_specfuse.evaluation import Plan, Results, run
-from langchain_specfuse.evaluation.running import Progress
 
 
 class Pace:
@@ -99,25 +91,3 @@ def shown(hours: float) -> str:
     ('1 min', '30 min', '31.4 hours')
     """
     return f"{math.ceil(hours * 60)} min" if hours < 1.5 else f"{hours:.1f} hours"
-
-
-# --- the package's plans --------------------------------------------------------------------------
-
-
-def single_plans(name: str, plan: Plan) -> Iterator[tuple[str, Plan]]:
-    """For each system of a plan: what it is asked, in words, and a plan for it alone. ``name``: the
-    name of the questions."""
-    for system in plan.systems:
-        yield f"{name}, {system.name}", replace(plan, systems=(system,))
-
-
-def keys_left(plan: Plan, results: Results) -> set[str]:
-    """The keys of everything that has no answer yet."""
-    asks = (ask for system in plan.systems for ask in plan.asks(system))
-    return {ask.key for ask in asks if ask.key not in results}
-
-
-def ask_plan(what: str, plan: Plan, results: Results, pace: Pace) -> None:
-    """Ask everything of a plan that has no answer yet, and measure the pace."""
-    with stoppable(what), pace.measured(what, lambda: len(results.answers())):
-        run(plan, results, watch=Progress(sys.stderr))

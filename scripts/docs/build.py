@@ -301,8 +301,6 @@ MEASURED: Mapping[str, tuple[Callable[[Any], str], str]] = {
     "load": (tables.load, "benchmarks/load"),
     "member-sets": (tables.sets, "benchmarks/engines"),
     "member-sets-short": (partial(tables.sets, short=True), "benchmarks/engines"),
-    "papers": (tables.papers, "studies/paper"),
-    "paper-sets": (tables.paper_sets, "studies/paper"),
     "prefix": (tables.prefix, "benchmarks/prefix"),
     "served": (tables.served, "benchmarks/served"),
     **{
