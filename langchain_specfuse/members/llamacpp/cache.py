@@ -45,8 +45,6 @@ NARROW, WIDE = 48, CHUNK
 """How many tokens are computed together. From 64 tokens on, attention rounds differently, and
 replies would depend on other questions. If one token is rounded differently from several anyway
 (weights in blocks of 256), passes are wide, and a prompt is read a tenth faster."""
-SLOW_SIZES = range(8, 11)
-"""Two passes of half this size take less time than one (``_halves``)."""
 GRAVEYARD = SEQUENCES - 1
 """The sequence of the freed cells."""
 CELLS = 512
@@ -97,9 +95,8 @@ class LlamaCppCache(Cache):
         self._free: list[int] = []
         """The numbers of unused sequences."""
         self.token_bytes = 1
-        self._widest, self._halves = NARROW, False
-        """At most so many tokens are read in a pass, and whether a pass of one of the slow sizes is
-        split."""
+        self._widest = NARROW
+        """At most so many tokens are read in a pass."""
         self._open(CELLS)
         self._try_out()
         self.prefixes.whole = not self.cuts
@@ -121,7 +118,6 @@ class LlamaCppCache(Cache):
         self.cuts = result.cuts
         self.token_bytes, self.strand_bytes = result.token_bytes, result.strand_bytes
         self._widest = NARROW if result.steady else WIDE
-        self._halves = result.halves
 
     def _trial_key(self) -> str | None:
         source, files = self.weights.source, [self.weights.identity]
@@ -142,8 +138,7 @@ class LlamaCppCache(Cache):
                 )
                 raise advised(error, "load the original weights: TransformersMember(...)")
         steady = self._is_steady(weights.trial_tokens)
-        halves = self.cuts and not steady and weights.halves_passes
-        return TrialResult(self.cuts, self.token_bytes, self.strand_bytes, steady, halves)
+        return TrialResult(self.cuts, self.token_bytes, self.strand_bytes, steady)
 
     def _is_steady(self, ids: list[int]) -> bool:
         """Whether tokens give the same logits when they are read one by one and together."""
@@ -338,9 +333,7 @@ class LlamaCppCache(Cache):
             if rows > SEQUENCES:
                 break
             size += 1
-        # Either all drafts grow by a token or none does, so both halves must have room.
-        has_room = self._used + size <= self._cells
-        return size // 2 if self._halves and size in SLOW_SIZES and has_room else size
+        return size
 
     def _pass(self, extensions: Sequence[Extension], tokens: Sequence[_Token]) -> Sequence[Logits]:
         """Read these tokens in one call. Returns the rows that are asked for."""

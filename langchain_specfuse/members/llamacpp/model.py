@@ -26,14 +26,10 @@ from ..local.cache import Cache
 from ..local.weights import Weights
 from .binding import COMPLAINTS, gpu, llamacpp, thread_count
 from .cache import LlamaCppCache
-from .header import Q6_K, share_of
 from .tokenizer import GgufTokenizer
 from .trials import file_identity
 
 _IDS = count(1)
-UNPACKED = 0.15
-"""A pass is split if more than this part of the weights is Q6_K. In llama.cpp's usual mix for 4
-bits (Q4_K_M), it is a fifth to a quarter."""
 
 
 @dataclass(frozen=True)
@@ -98,16 +94,6 @@ class GgufWeights(Weights):
         upper_half = range(self.vocabulary_size // 2, self.vocabulary_size)
         ordinary = (token for token in upper_half if token not in special)
         return list(islice(ordinary, 0, 70, 7))
-
-    @cached_property
-    def halves_passes(self) -> bool:
-        """Whether two passes over 4 or 5 tokens take less time than one over 8 to 10.
-
-        With AVX2, llama.cpp unpacks weights of the type Q6_K for each pass over at least 8 tokens.
-        Where they are many, that takes longer than it saves.
-        """
-        is_unpacked = self.device == "cpu" and b"AVX2 = 1" in self.lib.llama_print_system_info()
-        return is_unpacked and share_of(Q6_K, self.path) > UNPACKED
 
     @cached_property
     def context_limit(self) -> int | None:

@@ -43,8 +43,6 @@ class TrialResult:
     strand_bytes: NonNegativeInt
     steady: bool
     """Whether a token's logits are the same, whatever is read with it."""
-    halves: bool
-    """Whether two passes take less time than one of twice their size."""
 
 
 _FILE = TypeAdapter(dict[str, TrialResult])

@@ -189,28 +189,3 @@ def test_unloaded_weights_are_freed_before_the_worker_has_other_work(file):
         time.sleep(0.01)
         gc.collect()
     assert weights() is None
-
-
-@pytest.mark.parametrize("cells", [64, 512])
-def test_passes_in_halves_change_no_reply_where_room_runs_out_either(
-    cells, file, folder, monkeypatch
-):
-    monkeypatch.setattr(cache, "CELLS", cells)
-    Opened(file)
-    path = folder / "trials.json"
-    ((key, result),) = json.loads(path.read_text()).items()
-
-    def replies(halves, together):
-        path.write_text(json.dumps({key: result | {"halves": halves}}))
-        member = LlamaCppMember(file, n_gpu_layers=0, prefix_cache=False)
-        jobs = [DraftJob(tiny.query(f"Question {at}"), (), 24, 48, Sampling()) for at in range(8)]
-        batches = [jobs] if together else [[job] for job in jobs]
-        found = [reply for batch in batches for reply in member.draft(batch)]
-        return [reply.text for reply in found], [reply.logprobs for reply in found]
-
-    texts, logprobs = replies(halves=False, together=False)
-    for halves in (False, True):
-        found, others = replies(halves=halves, together=True)
-        assert found == texts
-        for row, other in zip(logprobs, others, strict=True):
-            assert other == pytest.approx(row, abs=5e-3)
