@@ -25,7 +25,6 @@ from ...errors import MemberError, advised
 from ..local.cache import Cache
 from ..local.strands import Extension, Logits, SequenceKey, Strand
 from .binding import CACHE_TYPES, COMPLAINTS, NO_ROOM, Batch, thread_count
-from .trials import TrialResult, recall, remember, trial_key
 
 if TYPE_CHECKING:
     from .model import GgufWeights, LoraAdapter
@@ -56,8 +55,8 @@ round differently."""
 STEADY = 0.001
 """Logits count as equal if they differ by at most this part of their spread. With weights in blocks
 of 256, they differ by several percent."""
-LONG_TRIAL_S = 0.05
-"""The result of a trial that took longer than this is kept on disk."""
+TILE = 8
+"""Kernels for several tokens compute at most so many at a time, and the rest one by one."""
 
 
 class NoRoomError(MemoryError):
@@ -98,57 +97,40 @@ class LlamaCppCache(Cache):
         self._widest = NARROW
         """At most so many tokens are read in a pass."""
         self._open(CELLS)
-        self._try_out()
+        self._find_kind()
+        if not self._is_steady():
+            self._widest = WIDE
         self.prefixes.whole = not self.cuts
         self.prefixes.most = PREFIXES
         self.kind = "llama.cpp" if self.cuts else "llama.cpp, a state that cannot be cut"
 
     # --- the trial --------------------------------------------------------------------------------
 
-    def _try_out(self) -> None:
-        """Find out whether strands can be cut, and how large they are. A trial that took long and
-        passed is remembered."""
-        key = self._trial_key()
-        result = recall(key) if key else None
-        if result is None:
-            since = time.perf_counter()
-            result = self._trial_result()
-            if key and time.perf_counter() - since > LONG_TRIAL_S:
-                remember(key, result)
-        self.cuts = result.cuts
-        self.token_bytes, self.strand_bytes = result.token_bytes, result.strand_bytes
-        self._widest = NARROW if result.steady else WIDE
-
-    def _trial_key(self) -> str | None:
-        source, files = self.weights.source, [self.weights.identity]
-        if self.adapter is not None:
-            files.append(self.adapter.identity)
-        settings = (source.n_gpu_layers, source.cache_type, SEQUENCES, WIDE, TRIAL_ERROR)
-        return trial_key(files, *settings)
-
-    def _trial_result(self) -> TrialResult:
+    def _find_kind(self) -> None:
+        """Find out whether strands can be cut, and how large they are."""
         weights = self.weights
-        if not self.agrees(weights.trial_tokens, TRIAL_ERROR):
-            self.cuts = False
-            self._open(CELLS)  # without the tokens that the trial left in the graveyard
-            if not self.agrees(weights.trial_tokens, TRIAL_ERROR):
-                error = MemberError(
-                    f"the cache of llama.cpp is not right for {weights.source.model}: a copy of it "
-                    "differs"
-                )
-                raise advised(error, "load the original weights: TransformersMember(...)")
-        steady = self._is_steady(weights.trial_tokens)
-        return TrialResult(self.cuts, self.token_bytes, self.strand_bytes, steady)
+        if self.agrees(weights.trial_tokens, TRIAL_ERROR):
+            return
+        self.cuts = False
+        self._open(CELLS)  # without the tokens that the trial left in the graveyard
+        if self.agrees(weights.trial_tokens, TRIAL_ERROR):
+            return
+        error = MemberError(
+            f"the cache of llama.cpp is not right for {weights.source.model}: a copy of it differs"
+        )
+        raise advised(error, "load the original weights: TransformersMember(...)")
 
-    def _is_steady(self, ids: list[int]) -> bool:
-        """Whether tokens give the same logits when they are read one by one and together."""
-        single, together = self.blank(), self.blank()
+    def _is_steady(self) -> bool:
+        """Whether a token has the same logits, whether it is read alone or with others."""
+        ids = self.weights.trial_tokens[:TILE]
+        alone, together = self.blank(), self.blank()
         try:
-            rows = [self.read([Extension(single, [token], 1)])[0][-1] for token in ids]
-            (whole,) = self.read([Extension(together, ids, 1)])
-            return float((rows[-1] - whole[-1]).std()) < STEADY * float(whole[-1].std())
+            self.read([Extension(alone, ids[:-1], 0)])
+            row = self.read([Extension(alone, ids[-1:], 1)])[0][0]
+            expected = self.read([Extension(together, ids, 1)])[0][0]
+            return float((row - expected).std()) < STEADY * float(expected.std())
         finally:
-            self._release_all([single, together])
+            self._release_all([alone, together])
             self.tokens_read = 0
 
     # --- the context ------------------------------------------------------------------------------

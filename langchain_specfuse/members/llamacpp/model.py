@@ -15,7 +15,6 @@ from difflib import get_close_matches
 from functools import cached_property
 from itertools import count, islice
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -27,7 +26,6 @@ from ..local.weights import Weights
 from .binding import COMPLAINTS, gpu, llamacpp, thread_count
 from .cache import LlamaCppCache
 from .tokenizer import GgufTokenizer
-from .trials import file_identity
 
 _IDS = count(1)
 
@@ -47,8 +45,6 @@ class LoraAdapter:
 
     path: str
     """Its name, as the member was given it."""
-    identity: list[Any] | None
-    """Which file it is."""
     handle: int
     id: int
 
@@ -67,7 +63,6 @@ class GgufWeights(Weights):
         accelerator = _accelerator(source)
         params = lib.llama_model_default_params()
         params.n_gpu_layers = _gpu_layers(source, accelerator is not None)
-        self.identity = file_identity(path)
         COMPLAINTS.lines.clear()
         self.handle = lib.llama_model_load_from_file(os.fsencode(path), params)
         if not self.handle:
@@ -104,7 +99,6 @@ class GgufWeights(Weights):
         if path not in self._adapters:
             file = _located(path)
             _refuse_foreign(file)
-            identity = file_identity(file)
             COMPLAINTS.lines.clear()
             handle = self.lib.llama_adapter_lora_init(self.handle, os.fsencode(file))
             if not handle:
@@ -116,7 +110,7 @@ class GgufWeights(Weights):
                     error,
                     "use a LoRA of this base, converted by llama.cpp's convert_lora_to_gguf.py",
                 )
-            self._adapters[path] = LoraAdapter(path, identity, handle, next(_IDS))
+            self._adapters[path] = LoraAdapter(path, handle, next(_IDS))
         return self._adapters[path]
 
     def new_cache(self, adapter: LoraAdapter | None, member: str) -> LlamaCppCache:
