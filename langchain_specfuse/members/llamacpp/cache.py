@@ -91,7 +91,7 @@ class LlamaCppCache(Cache):
         """How many tokens fit, and how many lie in the graveyard."""
         self._used = 0
         """An upper bound for the cells that have been used since all were free."""
-        self._free: list[int] = []
+        self._free = list(range(GRAVEYARD))
         """The numbers of unused sequences."""
         self.token_bytes = 1
         self._widest = NARROW
@@ -136,8 +136,8 @@ class LlamaCppCache(Cache):
     # --- the context ------------------------------------------------------------------------------
 
     def _open(self, cells: int) -> None:
-        """Open a new, empty context of llama.cpp."""
-        self.clear()
+        """Open a context of llama.cpp in which all sequences are empty."""
+        self._close_context()
         lib = self._lib
         params = lib.llama_context_default_params()
         params.n_ctx = cells
@@ -150,15 +150,22 @@ class LlamaCppCache(Cache):
         COMPLAINTS.lines.clear()
         self._context = lib.llama_init_from_model(self.weights.handle, params)
         if not self._context:
+            self.clear()
             reason = " ".join(COMPLAINTS.lines)[:300]
             raise MemoryError(f"llama.cpp has no room for a cache of {cells} tokens: {reason}")
         self._close = weakref.finalize(self, lib.llama_free, self._context)
         self._close.atexit = False  # another thread may still be reading
         self._memory = lib.llama_get_memory(self._context)
-        self._cells, self._free = cells, list(range(GRAVEYARD))
+        self._cells = cells
         self._buried = self._used = 0
         if self.adapter is not None:
             self._apply(self.adapter)
+
+    def _close_context(self) -> None:
+        if self._close is not None:
+            self._close()
+        self._context = self._close = None
+        self._cells = self._buried = 0
 
     def _apply(self, adapter: LoraAdapter) -> None:
         adapters, scales = (ctypes.c_void_p * 1)(adapter.handle), (ctypes.c_float * 1)(1.0)
@@ -260,14 +267,7 @@ class LlamaCppCache(Cache):
     def _move(self, cells: int) -> None:
         """Move all strands into a fresh pool of this many cells."""
         saved = [(strand, self._state_of(strand)) for strand in self.strands]
-        names = ("trunks", "branches", "reused", "_read_ahead", "_free")
-        values = {name: getattr(self, name) for name in names}
-        for name in names:  # `_open` clears them
-            setattr(self, name, type(values[name])())
-        prefixes, self.prefixes.kept = self.prefixes.kept, []
         self._open(cells)
-        vars(self).update(values)
-        self.prefixes.kept = prefixes
         for strand, state in saved:
             if state and not self._lib.llama_state_seq_set_data(
                 self._context, state, len(state), strand.state
@@ -352,10 +352,8 @@ class LlamaCppCache(Cache):
 
     def clear(self) -> None:
         super().clear()
-        if self._close is not None:
-            self._close()
-        self._context = self._close = None
-        self._cells = self._buried = 0
+        self._close_context()
+        self._free = list(range(GRAVEYARD))
 
     @property
     def bytes_held(self) -> int:
