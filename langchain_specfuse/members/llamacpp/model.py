@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
 
 import psutil
@@ -26,8 +26,6 @@ from ..local.weights import Weights
 from .binding import COMPLAINTS, gpu, llamacpp, thread_count
 from .cache import LlamaCppCache
 from .tokenizer import GgufTokenizer
-
-_IDS = count(1)
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,6 @@ class LoraAdapter:
     path: str
     """Its name, as the member was given it."""
     handle: int
-    id: int
 
 
 class GgufWeights(Weights):
@@ -110,7 +107,7 @@ class GgufWeights(Weights):
                     error,
                     "use a LoRA of this base, converted by llama.cpp's convert_lora_to_gguf.py",
                 )
-            self._adapters[path] = LoraAdapter(path, handle, next(_IDS))
+            self._adapters[path] = LoraAdapter(path, handle)
         return self._adapters[path]
 
     def new_cache(self, adapter: LoraAdapter | None, member: str) -> LlamaCppCache:

@@ -1,5 +1,5 @@
-"""The cache of everything that was read with one model: a batch group. In llama.cpp, each adapter
-of the model has a cache of its own.
+"""The cache of everything that was read with one model and one of its adapters, or none: a batch
+group.
 
 A query has a *trunk*, the strand of its prompt and agreed answer, and *branches*, one strand for
 each draft that was scored. The branch that is agreed becomes the trunk, so nothing is read twice.
@@ -58,7 +58,7 @@ def caches_on(device: str) -> list[Cache]:
 
 
 class Cache(ABC):
-    """The strands of all queries of members with the same weights.
+    """The strands of all queries of members with the same weights and the same adapter.
 
     Members with the same cache share batches. There are three ways to read: ``prefill`` (the text
     so far), ``decode`` (one more token of a draft) and ``read_branches`` (several continuations, to
@@ -112,8 +112,8 @@ class Cache(ABC):
     def leave(self, member: LocalMember) -> None:
         """Note that a member was unloaded. Prefixes stay while another member can use them."""
         self.members.discard(member)
-        adapters = {other.loaded_adapter for other in self.members}
-        self._release_all(self.prefixes.retain(adapters))
+        if not self.members:
+            self.clear()
 
     # --- what an engine implements ----------------------------------------------------------------
 
@@ -178,7 +178,7 @@ class Cache(ABC):
         waiting: list[Text] = []
         for key, ids in texts:
             # A new text that begins like one that is waiting is copied from that one.
-            if key in new and self._begins_like_one(key, ids, waiting):
+            if key in new and self._begins_like_one(ids, waiting):
                 self._read_missing(waiting, drafting)
                 waiting = []
             self._prepare_trunk(key, ids, keys)
@@ -189,27 +189,19 @@ class Cache(ABC):
             if key in new:
                 trunk.keep_end(len(ids))
             if drafting and not self.cuts:
-                draft = self._blank_for(key, keys)
+                draft = self.blank(keys)
                 self.copy(trunk, draft, len(ids))
                 self.branches[key] = [draft]
         return [self.trunks[key].logits[len(ids)] for key, ids in texts]
 
-    def _begins_like_one(self, key: SequenceKey, ids: list[int], texts: Sequence[Text]) -> bool:
+    def _begins_like_one(self, ids: list[int], texts: Sequence[Text]) -> bool:
         shortest = self.prefixes.shortest
-        return any(
-            other.adapter is key.adapter and common_prefix(ids, other_ids) >= shortest
-            for other, other_ids in texts
-        )
+        return any(common_prefix(ids, other) >= shortest for _, other in texts)
 
-    def _blank_for(self, key: SequenceKey, keys: Collection[SequenceKey]) -> Strand:
-        strand = self.blank(keys)
-        strand.adapter = key.adapter
-        return strand
-
-    def _others(self, key: SequenceKey) -> list[Strand]:
+    @property
+    def _beginnings(self) -> list[Strand]:
         """Strands with which a new query may begin."""
-        strands = [*self.prefixes.kept, *self.trunks.values()]
-        return [strand for strand in strands if strand.adapter is key.adapter]
+        return [*self.prefixes.kept, *self.trunks.values()]
 
     def _prepare_trunk(
         self, key: SequenceKey, ids: list[int], keys: Collection[SequenceKey]
@@ -217,7 +209,7 @@ class Cache(ABC):
         """The trunk of a query, with as many of these tokens as are cached anywhere."""
         trunk = self.trunks.pop(key, None)
         if trunk is None:
-            trunk = self._new_trunk(key, ids, keys)
+            trunk = self._new_trunk(ids, keys)
         strands = [trunk, *self.branches.get(key, [])]
         best = max(strands, key=lambda strand: self._usable(strand, ids))
         self.free_branches(key, spared=best)
@@ -227,14 +219,14 @@ class Cache(ABC):
         self.trunks[key] = best
         return best
 
-    def _new_trunk(self, key: SequenceKey, ids: list[int], keys: Collection[SequenceKey]) -> Strand:
+    def _new_trunk(self, ids: list[int], keys: Collection[SequenceKey]) -> Strand:
         """A strand for a new query. It begins with what an older query has read of these tokens."""
         if not self.prefixes.limit:
-            return self._blank_for(key, keys)
-        old, shared = closest(self._others(key), ids)
+            return self.blank(keys)
+        old, shared = closest(self._beginnings, ids)
         if old is not None:
             self.prefixes.touch(old)
-        trunk = self._blank_for(key, keys)
+        trunk = self.blank(keys)
         # ``old`` is empty if it was freed for the new strand.
         if old is not None and self.prefixes.shortest <= shared <= len(old.ids):
             self.copy(old, trunk, shared)
@@ -301,7 +293,7 @@ class Cache(ABC):
             first = trunk.logits[start] if start == len(group.ids) else None
             if first is None:
                 start -= 1  # the token before the first new one is read once more
-            strand = self._blank_for(group.key, keys)
+            strand = self.blank(keys)
             self.branches.setdefault(group.key, []).append(strand)
             self.copy(trunk, strand, start)
             before.append(first)
@@ -324,7 +316,7 @@ class Cache(ABC):
         if key in self.trunks:
             strands = [self.trunks[key], *self.branches.get(key, [])]
             return len(ids) - max(self._usable(strand, ids) for strand in strands)
-        shared = max((self._usable(strand, ids) for strand in self._others(key)), default=0)
+        shared = max((self._usable(strand, ids) for strand in self._beginnings), default=0)
         return len(ids) - (shared if shared >= self.prefixes.shortest else 0)
 
     def prefill_chunk(self, key: SequenceKey, ids: list[int]) -> None:

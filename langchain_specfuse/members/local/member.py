@@ -39,7 +39,6 @@ _IDS = count()
 _PROCESS = (
     "cache",
     "states",
-    "loaded_adapter",
     "_prompts",
     "_vocabulary",
     "_in_memory",
@@ -114,8 +113,6 @@ class LocalMember(ABC):
         self.cache: Cache | None = None
         """Everything that this member and others with the same adapter have read. None: not
         loaded."""
-        self.loaded_adapter: Any = None
-        """Its adapter in memory. Members with the same one share it."""
         self.states: dict[str, QueryState] = {}
         """By query id."""
         self._prompts: Prompts | None = None
@@ -224,7 +221,6 @@ class LocalMember(ABC):
                 self._forget(cache, query_id)
             cache.leave(self)
         self.states.clear()
-        self.loaded_adapter = None
         del cache  # the last member frees the cache, and with it the adapter that the cache holds
         weights.prune()
 
@@ -249,7 +245,7 @@ class LocalMember(ABC):
 
     def key(self, query_id: str) -> SequenceKey:
         """The name of this query in the cache."""
-        return SequenceKey(query_id, self._id, self.loaded_adapter)
+        return SequenceKey(query_id, self._id)
 
     def state(self, job: Job, prompts: Prompts) -> QueryState:
         """What it keeps of the job's query. For a new query, ``prompts`` makes it."""
@@ -326,7 +322,7 @@ class LocalMember(ABC):
         weights = self._in_memory or self._load_weights()
         self._device = weights.device
         with weights.at_work():
-            cache, adapter = weights.cache(self.adapter, self.prefix_cache, self.name)
+            cache = weights.cache(self.adapter, self.prefix_cache, self.name)
         prompts = self._new_prompts(weights)
         detail = weights.describe(cache)
         log.info("%s: %s", self.name, detail)
@@ -340,7 +336,6 @@ class LocalMember(ABC):
             reasons=reasons(prompts.template.chat_template, self.spec),
             excludes=True,
         )
-        self.loaded_adapter = adapter
         cache.members.add(self)
         self._prompts, self.cache = prompts, cache
         return cache, prompts

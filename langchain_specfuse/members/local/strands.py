@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
@@ -35,16 +35,12 @@ class SequenceKey:
 
     query_id: str
     member: str = ""
-    adapter: Any = field(default=None, compare=False)
-    """The adapter that reads it."""
 
 
 @dataclass(eq=False)
 class Strand:
     """Tokens that were read one after the other, and the state after them."""
 
-    adapter: Any = None
-    """The adapter that read them."""
     state: Any = None
     """Keys, values or recurrent states, in the form that the engine uses."""
     ids: list[int] = field(default_factory=list)
@@ -195,12 +191,6 @@ class Prefixes:
             size -= dropped[-1].bytes
         return dropped
 
-    def retain(self, adapters: Collection[Any]) -> list[Strand]:
-        """Drop all that other adapters than these have read."""
-        dropped = [strand for strand in self.kept if strand.adapter not in adapters]
-        self.kept = [strand for strand in self.kept if strand.adapter in adapters]
-        return dropped
-
     def clear(self) -> list[Strand]:
         """Drop all."""
         dropped, self.kept = self.kept, []
@@ -208,8 +198,6 @@ class Prefixes:
 
     def _has(self, new: Strand) -> bool:
         for old in self.kept:
-            if old.adapter is not new.adapter:
-                continue
             known = old.ids if self.whole else old.ids[: len(new.ids)]
             if new.ids == known:
                 self.touch(old)
@@ -217,7 +205,7 @@ class Prefixes:
         return False
 
     def _replaces(self, new: Strand, old: Strand) -> bool:
-        if self.whole or old.adapter is not new.adapter:
+        if self.whole:
             return False
         lost = len(old.ids) - common_prefix(old.ids, new.ids)
         # A prompt that is asked again must be found where it ended.

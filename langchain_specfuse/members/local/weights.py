@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar
+from typing import Any
 from weakref import WeakValueDictionary
 
 from ..planning import cache_share
@@ -16,8 +16,9 @@ class Weights(ABC):
     """A model and its tokenizer, loaded once per source: all members that name the source share
     them.
 
-    Members with the same adapter also share a cache. Weights live as long as a member or a cache
-    refers to them, and a cache lives as long as a member uses it.
+    Members with the same adapter also share a cache, and with it batches; others are computed one
+    after another. Weights live as long as a member or a cache refers to them, and a cache lives as
+    long as a member uses it.
     """
 
     tokenizer: Any
@@ -26,8 +27,6 @@ class Weights(ABC):
     device: str
     vocabulary_size: int
     """There are logits for this many tokens: often for more than the tokenizer knows."""
-    mixes_adapters: ClassVar[bool] = False
-    """Whether one cache can hold what different adapters read."""
     id: str | None = None
     """Distinguishes models that were given in memory and have no name."""
 
@@ -35,10 +34,8 @@ class Weights(ABC):
         self._caches: WeakValueDictionary[Any, Cache] = WeakValueDictionary()
         self._lock = threading.Lock()
 
-    def cache(
-        self, adapter: str | None, prefix_cache: bool | int, member: str
-    ) -> tuple[Cache, Any]:
-        """The one cache for this adapter and this setting, and the adapter. ``member``: for errors.
+    def cache(self, adapter: str | None, prefix_cache: bool | int, member: str) -> Cache:
+        """The one cache for this adapter and this setting. ``member``: for errors.
 
         This is where a cache gets its budget: a share of the memory that is free now. The budgets
         of earlier caches on the device are lowered to the same share.
@@ -46,7 +43,7 @@ class Weights(ABC):
         with self._lock:
             loaded = self.adapter(adapter, member) if adapter else None
             # The type counts: prefix_cache=1 is one byte, and True is the usual share.
-            key = (None if self.mixes_adapters else loaded, repr(prefix_cache))
+            key = (loaded, repr(prefix_cache))
             cache = self._caches.get(key)
             if cache is None:
                 cache = self._caches[key] = self.new_cache(loaded, member)
@@ -56,7 +53,7 @@ class Weights(ABC):
                     if other is not cache:
                         other.lower_budget(budget)
                 cache.set_budget(budget, prefix_bytes(budget, prefix_cache))
-            return cache, loaded
+            return cache
 
     @abstractmethod
     def at_work(self) -> AbstractContextManager[None]:

@@ -16,7 +16,6 @@ import logging
 import time
 from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -88,7 +87,7 @@ class Forward:
         self, ids: list[int], *, cache: Any = None, rows: int = 1, adapter: Adapter | None = None
     ) -> Logits:
         """The logits after each of the last ``rows`` of these tokens: (rows, vocabulary)."""
-        logits = self._logits([ids], cache, rows, [adapter])[0]
+        logits = self._logits([ids], cache, rows, adapter)[0]
         last: Logits = logits[len(logits) - rows :].float().cpu().numpy()
         return last
 
@@ -97,17 +96,16 @@ class Forward:
         parts: Sequence[Sequence[int]],
         rows: Rows,
         wanted: Sequence[int],
+        adapter: Adapter | None = None,
     ) -> list[Logits]:
-        """Read one part in each row, with its strand's adapter. Returns the logits after so many of
-        its last tokens."""
+        """Read one part in each row. Returns the logits after so many of its last tokens."""
         sizes = [len(part) for part in parts]
         most = max(sizes)
         padded = [[*part, *[part[-1]] * (most - len(part))] for part in parts]
         first = min(size - count for size, count in zip(sizes, wanted, strict=True))
         given = rows.padding(sizes, self.device)
         known = {name: given[name] for name in given if name in self._parameters}
-        adapters = [strand.adapter for strand in rows.strands]
-        logits = self._logits(padded, rows.cache, most - first, adapters, **known)
+        logits = self._logits(padded, rows.cache, most - first, adapter, **known)
         first = most - logits.shape[1]  # 0 if the model cannot leave logits out
         ends = [size - first for size in sizes]
         pairs = enumerate(zip(ends, wanted, strict=True))
@@ -121,11 +119,10 @@ class Forward:
         ids: Sequence[Sequence[int]],
         cache: Any,
         count: int,
-        adapters: Sequence[Adapter | None],
+        adapter: Adapter | None,
         **arguments: Tensor,
     ) -> Tensor:
-        """The logits after at least the last ``count`` tokens: (texts, tokens, vocabulary).
-        ``adapters``: one for each text."""
+        """The logits after at least the last ``count`` tokens: (texts, tokens, vocabulary)."""
         given: dict[str, Any] = dict(arguments)
         if cache is not None:
             name = "past_key_values" if "past_key_values" in self._parameters else "cache_params"
@@ -134,25 +131,10 @@ class Forward:
             given["logits_to_keep"] = max(count, 1)
         if "use_cache" in self._parameters:
             given["use_cache"] = cache is not None
-        is_mixed = any(adapter is not adapters[0] for adapter in adapters)
-        with self.adapters.mixed(adapters) if is_mixed else self.adapters.reading(adapters[0]):
+        with self.adapters.reading(adapter):
             input_ids = torch.tensor(ids, device=self.device)
             logits: Tensor = self.model(input_ids=input_ids, **given).logits
         return logits
-
-    def mixes(self, adapter: Adapter, ids: list[int]) -> bool:
-        """Whether a pass may have this adapter in one row and another in the next. peft cannot do
-        that for all layers, and not where a model merges rows."""
-        try:
-            mixed = self._logits([ids, ids], None, 1, [adapter, None])[:, -1].float().cpu().numpy()
-        except Exception as error:  # peft has no error class for that
-            log.debug("a trial of adapters in one batch failed: %s", error)
-            return False
-        alone = [self(ids, adapter=own)[-1] for own in (adapter, None)]
-        return all(
-            _difference(row, truth) < _joint_limit(self.model.dtype, truth)
-            for row, truth in zip(mixed, alone, strict=True)
-        )
 
 
 class ModelCache(Cache):
@@ -163,17 +145,17 @@ class ModelCache(Cache):
     ``no cache``.
     """
 
-    def __init__(self, weights: TransformersWeights, kind: str) -> None:
+    def __init__(
+        self, weights: TransformersWeights, kind: str, adapter: Adapter | None = None
+    ) -> None:
         forward = weights.forward
         super().__init__(weights, CPU_CHUNK if forward.device.type == "cpu" else CHUNK)
         self.forward = forward
-        self._trial_tokens = weights.trial_tokens
+        self.adapter = adapter
         self.kind = kind
         self.cuts = kind in ("keys and values", "no cache")
         self.joins = False
         """Whether several texts are read in one pass. :meth:`agrees` finds out."""
-        self._mixes: WeakKeyDictionary[Adapter, bool] = WeakKeyDictionary()
-        """Which adapters can be in one pass with others."""
         self.prefixes.whole = not self.cuts
 
     # --- strands ----------------------------------------------------------------------------------
@@ -256,29 +238,14 @@ class ModelCache(Cache):
         to pad."""
         sizes = [(len(tokens), len(strand.ids)) for strand, tokens, _ in extensions]
         is_joint = self.joins and len({id(strand) for strand, _, _ in extensions}) == len(sizes)
-        groups = self._adapter_groups([strand for strand, _, _ in extensions]) if is_joint else []
         passes: list[list[int]] = []
-        for at in sorted(range(len(sizes)), key=lambda at: (groups[at:][:1], sizes[at])):
+        for at in sorted(range(len(sizes)), key=sizes.__getitem__):
             part = [sizes[other] for other in (*passes[-1], at)] if passes else []
-            is_alike = is_joint and part and groups[passes[-1][0]] == groups[at]
-            if is_alike and self._may_join(part):
+            if is_joint and part and self._may_join(part):
                 passes[-1].append(at)
             else:
                 passes.append([at])
         return passes
-
-    def _adapter_groups(self, strands: Sequence[Strand]) -> list[int]:
-        """For each strand a number that is the same for those whose adapters can be mixed."""
-        adapters = {strand.adapter for strand in strands}
-        if len(adapters) == 1:
-            return [0] * len(strands)
-        apart = {adapter for adapter in adapters if adapter and not self._can_mix(adapter)}
-        return [strand.adapter.id if strand.adapter in apart else 0 for strand in strands]
-
-    def _can_mix(self, adapter: Adapter) -> bool:
-        if adapter not in self._mixes:
-            self._mixes[adapter] = self.forward.mixes(adapter, self._trial_tokens)
-        return self._mixes[adapter]
 
     def _may_join(self, sizes: Sequence[tuple[int, int]]) -> bool:
         """``sizes``: new and known tokens of each text, those with the fewest new ones first."""
@@ -294,7 +261,7 @@ class ModelCache(Cache):
         parts = [list(extension.tokens) for extension in ordered]
         wanted = [extension.rows for extension in ordered]
         try:
-            found = self.forward.together(parts, rows, wanted)
+            found = self.forward.together(parts, rows, wanted, self.adapter)
         except BaseException:
             rows.empty()
             raise
@@ -337,9 +304,9 @@ class ModelCache(Cache):
 
     def _pass(self, strand: Strand, tokens: list[int], rows: int) -> Logits:
         if self.kind == "no cache":
-            return self.forward([*strand.ids, *tokens], rows=rows, adapter=strand.adapter)
+            return self.forward([*strand.ids, *tokens], rows=rows, adapter=self.adapter)
         try:
-            return self.forward(tokens, cache=strand.state, rows=rows, adapter=strand.adapter)
+            return self.forward(tokens, cache=strand.state, rows=rows, adapter=self.adapter)
         except BaseException:
             self.cut(strand, 0)  # the content of this state no longer corresponds to any tokens
             raise
@@ -441,7 +408,9 @@ def _joint_limit(dtype: torch.dtype, expected: Logits) -> float:
     return JOINT_LIMIT if dtype == torch.float32 else HALF_LIMIT * float(expected.std())
 
 
-def best_cache(weights: TransformersWeights, member: str = "") -> ModelCache:
+def best_cache(
+    weights: TransformersWeights, adapter: Adapter | None = None, member: str = ""
+) -> ModelCache:
     """The fastest kind of cache that agrees with a fresh reading of made-up tokens."""
     forward, vocabulary = weights.forward, weights.trial_tokens
     size = 24 + _window(forward)
@@ -452,8 +421,8 @@ def best_cache(weights: TransformersWeights, member: str = "") -> ModelCache:
         kinds.insert(0, "keys and values")
     for kind in kinds:
         try:
-            cache = ModelCache(weights, kind)
-            if cache.agrees(text, limit, forward(text)[0]):
+            cache = ModelCache(weights, kind, adapter)
+            if cache.agrees(text, limit, forward(text, adapter=adapter)[0]):
                 return cache
         except Exception as error:  # a cache that cannot work with this model raises anything
             log.debug("a trial of %s failed: %s", kind, error)
@@ -461,7 +430,7 @@ def best_cache(weights: TransformersWeights, member: str = "") -> ModelCache:
         "%s: no cache agrees with a fresh reading, so every pass reads everything: right, but slow",
         member,
     )
-    return ModelCache(weights, "no cache")
+    return ModelCache(weights, "no cache", adapter)
 
 
 def _holds_keys_and_values(config: Any) -> bool:

@@ -1,9 +1,9 @@
 """LoRA adapters, applied by peft: members of one base differ by small additions to its weights, and
 share the base.
 
-peft puts its layers into the model. A pass uses one adapter or none, or another one for each row,
-and the base's own weights stay unchanged. An adapter that would change them, or that would load
-anything but numbers, is refused.
+peft puts its layers into the model. A pass uses one adapter or none, and the base's own weights
+stay unchanged. An adapter that would change them, or that would load anything but numbers, is
+refused.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -127,23 +127,6 @@ class Adapters:
         :meth:`off`, because switching takes a while."""
         with self._lock:
             self._switch(adapter.name if adapter else None)
-            yield
-
-    @contextmanager
-    def mixed(self, adapters: Sequence[Adapter | None]) -> Iterator[None]:
-        """A context in which each row of a pass has its own adapter, or none."""
-        from peft.tuners.lora import LoraLayer
-
-        names = [adapter.name if adapter else "__base__" for adapter in adapters]
-
-        def name_rows(_: Any, args: Any, given: dict[str, Any]) -> Any:
-            return args, given | {"adapter_names": names}
-
-        with self._lock, ExitStack() as stack:
-            for module in self._model.modules():
-                if isinstance(module, LoraLayer):
-                    hook = module.register_forward_pre_hook(name_rows, with_kwargs=True)
-                    stack.callback(hook.remove)
             yield
 
     def off(self) -> None:

@@ -34,8 +34,6 @@ from .source import Source
 class TransformersWeights(Weights):
     """A model of transformers and its tokenizer in memory."""
 
-    mixes_adapters = True
-
     def __init__(self, model: Any, tokenizer: Any) -> None:
         super().__init__()
         self.model = model
@@ -61,7 +59,7 @@ class TransformersWeights(Weights):
         self.adapters.prune()
 
     def new_cache(self, adapter: Adapter | None, member: str) -> ModelCache:
-        return best_cache(self, member)
+        return best_cache(self, adapter, member)
 
     def free_bytes(self) -> int:
         """``device`` is a model's: ``cpu``, ``cuda:0``, ``mps:0``."""
