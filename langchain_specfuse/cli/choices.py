@@ -33,37 +33,6 @@ CODES = (
     "exit codes: 0 success, 1 the ensemble or a check failed, 2 a mistake in the call, 130 "
     "interrupted"
 )
-OTHER_NAMES = {
-    **dict.fromkeys(("model", "models", "member", "m"), "members"),
-    **dict.fromkeys(
-        ("max_new_tokens", "max_length", "max_completion_tokens", "num_predict"), "max_tokens"
-    ),
-    **dict.fromkeys(("temp", "t"), "temperature"),
-    **dict.fromkeys(("format", "response_format", "json_schema"), "schema"),
-    **dict.fromkeys(("y", "assume_yes"), "yes"),
-    **dict.fromkeys(("checks", "guard", "guardrail"), "check"),
-}
-"""Flags of other programs -> ours."""
-NO_FLAGS = {
-    "demo": "leave it out: without --members the demo's models answer (DEMO=small picks smaller "
-    "ones)",
-    **dict.fromkeys(("prompt", "question"), f"a question needs no flag; {EXAMPLE}"),
-    "stream": "leave it out: the answer always streams",
-    **dict.fromkeys(
-        ("verbose", "v", "debug"),
-        "leave it out: every round is shown; --json and --html FILE show more of it",
-    ),
-    "n": "ask several times: each call prints one answer",
-    **dict.fromkeys(
-        ("base_url", "url", "api_base"),
-        'a server\'s address is a member: --members "http://host:8000/v1#model"',
-    ),
-    **dict.fromkeys(
-        ("out", "output", "o", "output_file"),
-        f'redirect the answer: {PROGRAM} "Why is the sky blue?" -q > FILE',
-    ),
-}
-"""Flags of other programs that have no counterpart here, and what to do instead."""
 MEMBER_AS_JSON = """'{"model": "vllm:Qwen/Qwen3-8B", "memory": 0.5}'"""
 _MEANT_AS_MEMBER = re.compile(r"""\s*\{\s*["']?model["']?\s*:""")
 """The beginning of a member's arguments, even if the rest is not JSON."""
@@ -93,30 +62,16 @@ class _Parser(argparse.ArgumentParser):
         if not unknown:
             return arguments
         name = unknown[0].partition("=")[0]
-        question = getattr(arguments, "question", None) or ""
-        advice = self._meant(name) if name.startswith("-") else self._second(name, question)
+        advice = self._meant(name) if name.startswith("-") else EXAMPLE
         raise advised(UsageError(f"{self.prog} has no argument {name!r}"), advice)
 
-    def _second(self, text: str, question: str) -> str:
-        """Advice about a text after the question."""
-        if not self._asks():
-            return self._all_arguments()
-        if text.endswith(".gguf") or os.path.exists(os.path.expanduser(text)):
-            return f"name members with --members: --members {text}"
-        if len(question.split()) > 1 or len(text.split()) > 1:
-            return "ask one question in a call; models are named with --members"
-        return f"put a question in quotes; {EXAMPLE}"
-
     def _meant(self, name: str) -> str:
-        """Advice about an unknown flag: its name here, the closest name, or where all are
-        listed."""
+        """Advice about an unknown flag: what it is here, the closest flag, or where all are."""
         flags = [flag for action in self._actions for flag in action.option_strings]
         key = name.lstrip("-").replace("-", "_")
-        ours = f"--{OTHER_NAMES.get(key, key).replace('_', '-')}"
-        if key in NO_FLAGS and self._asks():
-            return NO_FLAGS[key]
-        if "api_key" in key and "--api-key-env" not in flags:
-            return "a key comes from the environment, such as OPENAI_API_KEY or SPECFUSE_API_KEY"
+        ours = f"--{key.replace('_', '-')}"
+        if key == "model":
+            return "use --members"
         if ours in flags:
             return f"use {ours}"
         if key in Method.model_fields:
@@ -126,9 +81,6 @@ class _Parser(argparse.ArgumentParser):
         if near := difflib.get_close_matches(name, flags, n=1, cutoff=0.75):
             return f"did you mean {near[0]}?"
         return self._all_arguments()
-
-    def _asks(self) -> bool:
-        return any(action.dest == "question" for action in self._actions)
 
     def _all_arguments(self) -> str:
         return f"all arguments: {self.prog} --help"

@@ -43,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
         "--out",
         metavar="DIR",
         default="specfuse-doctor",
-        help="folder of results and doctor.json (default: specfuse-doctor)",
+        help="folder of the graded answers (default: specfuse-doctor)",
     )
     parser.add_argument(
         "--calibration",
@@ -51,7 +51,6 @@ def parser() -> argparse.ArgumentParser:
         help="also write the calibration (who leads which questions, what helps), for "
         "SpecFuseChatModel(calibration=FILE); with --decisions, for SpecFuseDecisionModel",
     )
-    parser.add_argument("--profile", help=argparse.SUPPRESS)
     add_common(parser)
     return parser
 
@@ -87,14 +86,12 @@ def run(arguments: argparse.Namespace, out: TextIO) -> bool:
             progress=None if arguments.quiet else say,
             at_once=settings.max_concurrency,
         )
-    content = diagnosis.as_dict()
-    (folder / "doctor.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     if arguments.calibration and diagnosis.calibration:
         diagnosis.calibration.save(arguments.calibration)
     elif arguments.calibration:
         needs = "it needs two members that can be loaded, and at least one answer"
         say(f"{arguments.calibration} is not written: {needs}")
-    print(json.dumps(content) if arguments.json else text(diagnosis), file=out)
+    print(json.dumps(diagnosis.as_dict()) if arguments.json else text(diagnosis), file=out)
     if arguments.calibration and diagnosis.calibration and not arguments.json:
         file = one_line(arguments.calibration)
         print(f"\nWrote {file}. With the same members, use it as", file=out)
@@ -122,9 +119,6 @@ def _check(arguments: argparse.Namespace) -> None:
         raise advised(
             UsageError("--grader is for --prompts"), "the built-in prompts have their own graders"
         )
-    if arguments.profile is not None:
-        error = UsageError(f"--profile {arguments.profile}: the doctor no longer has --profile")
-        raise advised(error, f"use --calibration {arguments.profile}")
     file = arguments.calibration
     if file and not Path(file).absolute().parent.is_dir():
         error = UsageError(f"--calibration {file}: there is no folder {Path(file).parent}")

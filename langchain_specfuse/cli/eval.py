@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from ..core.options import Settings
 from ..errors import UsageError, advised, amount
@@ -61,36 +61,10 @@ def parser() -> argparse.ArgumentParser:
         help="ask everything once per seed",
     )
     parser.add_argument(
-        "--out", metavar="DIR", help="folder of results and reports (default: specfuse-eval/FILE)"
-    )
-    parser.add_argument(
-        "--record",
-        action=_Removed,
-        nargs="*",
-        help=argparse.SUPPRESS,
-        advice="leave it out: a stopped run continues by itself; studies/compare.py in the "
-        "repository keeps every reply of the members",
+        "--out", metavar="DIR", help="folder of the graded answers (default: specfuse-eval/FILE)"
     )
     add_common(parser)
     return parser
-
-
-class _Removed(argparse.Action):
-    """Refuses a flag of earlier versions."""
-
-    def __init__(self, *args: Any, advice: str, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.advice = advice
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> NoReturn:
-        error = UsageError(f"{parser.prog} has no {option_string} any more")
-        raise advised(error, self.advice)
 
 
 def add_grader(parser: argparse.ArgumentParser, meaning: str) -> None:
@@ -100,14 +74,6 @@ def add_grader(parser: argparse.ArgumentParser, meaning: str) -> None:
         "--allow-code",
         action="store_true",
         help="run a FILE.py:FUNCTION that a line of the questions names as its grader",
-    )
-    parser.add_argument(
-        "--checker",
-        action=_Removed,
-        nargs="*",
-        help=argparse.SUPPRESS,
-        advice="use --grader, which grades finished answers; --check is for the checks that "
-        "text must pass before it is streamed",
     )
 
 
@@ -155,9 +121,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> bool:
         watch = None if arguments.quiet else Progress(sys.stderr, names_of_systems)
         answers = evaluate(plan, results, watch=watch)
     report = summary(plan, answers)
-    content = report.as_dict()
-    (folder / "report.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(content) if arguments.json else table(report), file=out)
+    print(json.dumps(report.as_dict()) if arguments.json else table(report), file=out)
     if not arguments.quiet:
         say(f"every answer with its grade: {results.path}")
     return any(not graded.error for graded in answers)
@@ -167,11 +131,7 @@ def _check_systems(names: Sequence[str]) -> None:
     for name in names:
         if name not in SYSTEMS:
             error = UsageError(f"--systems must be among {', '.join(SYSTEMS)}, got {name!r}")
-            advice = (
-                "change the ensemble with --lead, --method and others; studies/compare.py in the "
-                "repository compares other systems"
-            )
-            raise advised(error, advice)
+            raise advised(error, "change the ensemble with --lead, --method and others")
 
 
 def _systems(

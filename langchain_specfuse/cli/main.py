@@ -12,8 +12,6 @@ import io
 import json
 import logging
 import os
-import re
-import shlex
 import shutil
 import sys
 import threading
@@ -59,29 +57,8 @@ from .choices import PROGRAM, say
 
 FINE, FAILED, MISUSED, INTERRUPTED, UNREAD = 0, 1, 2, 130, 141
 SUBCOMMANDS = ("demo", "eval", "doctor", "serve", "plan")
-_OWN_MODELS = "name models with the question: --members A B"
-WORDS = {
-    "version": f"{PROGRAM} --version",
-    "help": f"{PROGRAM} --help",
-    "list": f"there is no list of models; {_OWN_MODELS}",
-    "models": _OWN_MODELS,
-    "members": _OWN_MODELS,
-    **dict.fromkeys(
-        ("ask", "run", "chat", "start"), f'ask right away: {PROGRAM} "Why is the sky blue?"'
-    ),
-    **dict.fromkeys(
-        ("quit", "exit", "stop"), "each call answers one question and ends; there is nothing to end"
-    ),
-    **dict.fromkeys(("ls", "info", "status", "config"), f"all arguments: {PROGRAM} --help"),
-    **dict.fromkeys(
-        ("install", "download", "fetch", "pull"),
-        f'the first question offers to fetch the demo\'s models: {PROGRAM} "Why is the sky blue?"',
-    ),
-}
-"""Words that a user may try as commands -> what to type instead."""
 FORMATS = ("schema", "regex", "choice")
 """The flags that say what an answer must look like."""
-_FILE_NAME = re.compile(r"[\w.~/\\:-]*\w\.[A-Za-z]\w{0,7}")
 
 
 def command() -> NoReturn:
@@ -367,40 +344,12 @@ def _text(arguments: argparse.Namespace) -> str:
 
 
 def _refuse_word(text: str) -> None:
-    """Refuse a question that is a word of this command, similar to a subcommand, or a file."""
-    if _is_file(text):
-        _refuse_file(text)
-    word = text.casefold()
-    near = get_close_matches(word, SUBCOMMANDS, n=1, cutoff=0.8)
-    if word in WORDS:
-        advice = WORDS[word]
-    elif word in SUBCOMMANDS:
-        advice = f"put the command first: {PROGRAM} {word}"
-    elif near:
-        advice = f"you may mean: {PROGRAM} {near[0]}"
-    else:
-        return
-    error = UsageError(f"there is no command {text!r}, and it does not look like a question")
-    raise advised(error, f"{advice}. To ask it anyway: {PROGRAM} -- {text}")
-
-
-def _is_file(text: str) -> bool:
-    """Whether this is an existing file, or looks like the name of one."""
-    if _FILE_NAME.fullmatch(text):
-        return True
-    try:
-        return os.path.isfile(text)
-    except ValueError:  # a character that no path can contain
-        return False
-
-
-def _refuse_file(text: str) -> NoReturn:
-    quoted = shlex.quote(text)
-    advice = f"to ask its content: {PROGRAM} < {quoted}"
-    if text.endswith(".gguf"):
-        advice = f'to let it answer: {PROGRAM} "Why is the sky blue?" --members {quoted}'
-    error = UsageError(f"{text!r:.200} is the name of a file, not a question")
-    raise advised(error, f"{advice}. To ask the name itself: {PROGRAM} -- {quoted}")
+    """Refuse a question that is similar to a subcommand."""
+    near = get_close_matches(text.casefold(), SUBCOMMANDS, n=1, cutoff=0.8)
+    if near:
+        error = UsageError(f"there is no command {text!r}, and it does not look like a question")
+        advice = f"you may mean: {PROGRAM} {near[0]}. To ask it anyway: {PROGRAM} -- {text}"
+        raise advised(error, advice)
 
 
 # --- what is shown --------------------------------------------------------------------------------

@@ -9,9 +9,6 @@ stores each :class:`Graded` answer in :class:`Results`, so that an interrupted r
 these functions.
 """
 
-from typing import NoReturn
-
-from ..errors import advised
 from .comparison import Comparison, Interval
 from .graders import Grade, Question
 from .report import Report, Row, summary, table
@@ -37,17 +34,3 @@ __all__ = [
     "summary",
     "table",
 ]
-
-_REMOVED = {
-    "Result": "it is called Graded",
-    "chosen": "alone_and_together() makes each member alone and the ensemble; "
-    "studies/compare.py in the repository compares other systems",
-}
-"""Names of earlier versions -> what to use instead."""
-
-
-def __getattr__(name: str) -> NoReturn:
-    if name in _REMOVED:
-        error = ImportError(f"langchain_specfuse.evaluation has no {name!r} any more")
-        raise advised(error, _REMOVED[name])
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
