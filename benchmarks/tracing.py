@@ -23,7 +23,7 @@ MEASURES = ("chat/model.py", "chat/report.py", "chat/callbacks.py")
 """The parts of the package that decide these figures."""
 
 QUESTION = "Tell a long story about two sisters and an old clock."
-DEPTHS = ("off", "summary", "rounds", "members")
+DEPTHS = ("off", "rounds")
 ROUNDS, SEGMENT = 40, 10
 WORDS = [" ".join(f"{name}{n}" for n in range(ROUNDS * SEGMENT)) for name in ("ann", "bob")]
 SINK = """

@@ -16,6 +16,8 @@ REMOVED: Mapping[str, str] = {
         "leave out tokenizer=: then it joins as a chat model; or pass one, "
         "ChatOpenAI(base_url=..., model=...)"
     ),
+    'trace="members"': "leave it out: each round's run has what every member drafted and scored",
+    'trace="summary"': "leave it out: the default has the same metadata, and a run for each round",
 }
 """What was removed -> what to do instead."""
 

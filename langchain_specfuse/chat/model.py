@@ -156,6 +156,7 @@ class SpecFuseChatModel(Options, BaseChatModel):
             format, chunks, report = self._outputs(question, probes, scope, kwargs)
             answered = question.rounds(format, scope.child_config())
             with report, closing(answered) as rounds:  # type: ignore[type-var]
+                report.begin()
                 for round in rounds:
                     report.add(round)
                     yield from chunks.of(round)
@@ -178,6 +179,7 @@ class SpecFuseChatModel(Options, BaseChatModel):
             format, chunks, report = self._outputs(question, probes, scope, kwargs)
             answered = await question.arounds(format, scope.child_config())
             async with report, aclosing(answered) as rounds:  # type: ignore[type-var]
+                await report.abegin()
                 async for round in rounds:
                     await report.aadd(round)
                     for chunk in chunks.of(round):
@@ -204,7 +206,7 @@ class SpecFuseChatModel(Options, BaseChatModel):
         call, format = question.call, question.call_format(probes)
         report = Report(
             scope,
-            call.trace,
+            is_traced=call.trace != "off",
             members=question.writers,
             verifiers=question.verifiers,
             method=call.method,

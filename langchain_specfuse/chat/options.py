@@ -10,7 +10,7 @@ import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from langchain_core.language_models import BaseChatModel
 from pydantic import Field, PrivateAttr, ValidationInfo, field_validator, model_validator
@@ -18,10 +18,10 @@ from pydantic import Field, PrivateAttr, ValidationInfo, field_validator, model_
 from ..core.checks import Check
 from ..core.options import Flag, Method, Settings, shown
 from ..errors import UsageError, advised, meant
+from ..removed import removed
 from .calibration import changes_for
 from .functions import function_id
 from .references import check_prices, members_list, names_of
-from .report import Depth
 
 log = logging.getLogger("langchain_specfuse")
 
@@ -40,10 +40,10 @@ class Options(Settings):
     model_name: str | None = Field(
         default=None, description="the name in traces and metadata (default: the members' names)"
     )
-    trace: Depth = Field(
+    trace: Literal["off", "rounds"] = Field(
         default="rounds",
-        description="depth of traces: off, summary, rounds, or members (each draft and scoring "
-        "too)",
+        description="what tracers get: off (the chat model's run alone), or rounds (a child run "
+        "for each, and a summary)",
     )
     logprobs: Flag = Field(
         default=False,
@@ -71,6 +71,13 @@ class Options(Settings):
     @classmethod
     def _check_members(cls, members: Any, info: ValidationInfo) -> list[Any]:
         return members_list(members, str(info.field_name))
+
+    @field_validator("trace", mode="before")
+    @classmethod
+    def _refuse_depths(cls, trace: Any) -> Any:
+        if trace in ("summary", "members"):
+            raise removed(f'trace="{trace}"')
+        return trace
 
     @field_validator("model_name", "calibration", mode="before")
     @classmethod

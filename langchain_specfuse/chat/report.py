@@ -5,7 +5,7 @@ Each round is turned into plain data once (:meth:`.Round.data`). :class:`Report`
 - the custom events ``specfuse_round``, ``specfuse_exit`` and, if the answer fails at a check,
   ``specfuse_rejected``, for all callback handlers;
 - for tracers such as LangSmith's: metadata of the chat model's run, and below that run a child run
-  per round, with what each member did;
+  per round, which begins and ends with it;
 - the :class:`Summary`, which the message's metadata shows too.
 
 Text that leads to the answer (drafts, reasons) is in the ``inputs``, ``outputs`` and ``error`` of
@@ -15,35 +15,32 @@ runs, where tracers can hide it. Names, tags, metadata and events of runs never 
 from __future__ import annotations
 
 import asyncio
-import logging
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any
 from uuid import UUID
 
 from langchain_core.callbacks import (
     AsyncCallbackManager,
     AsyncCallbackManagerForLLMRun,
+    BaseCallbackHandler,
     CallbackManager,
+    CallbackManagerForChainRun,
 )
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import ensure_config
 from langchain_core.tracers.base import BaseTracer
-from langchain_core.tracers.langchain import LangChainTracer
 from langchain_core.tracers.schemas import Run
 from langchain_core.utils.uuid import uuid7
 
 from ..core.options import Method
 from ..core.round import Round, RoundData
 from ..core.values import Effort
-from ..errors import CheckError, EnsembleError, MemberError, UsageError
+from ..errors import CheckError, EnsembleError, MemberError
 from .routing import Routing
 
-Depth = Literal["off", "summary", "rounds", "members"]
 ROUND_EVENT = "specfuse_round"
 EXIT_EVENT = "specfuse_exit"
 REJECTED_EVENT = "specfuse_rejected"
@@ -52,7 +49,6 @@ TAIL = 80
 """The child run of a round shows this many characters of the agreed text before it."""
 REASONS = 5
 """The message contains at most this many reasons of each check."""
-log = logging.getLogger("langchain_specfuse")
 
 CustomEvent = tuple[str, dict[str, Any]]
 """A custom event of LangChain: its name and its data."""
@@ -148,8 +144,8 @@ class Report:
     def __init__(
         self,
         scope: RunScope,
-        depth: Depth,
         *,
+        is_traced: bool,
         members: Sequence[str],
         verifiers: Sequence[str],
         method: Method,
@@ -158,7 +154,6 @@ class Report:
     ) -> None:
         self.summary = Summary(members, checks, routing)
         self._scope = scope
-        self._depth = depth
         self._ensemble = {
             "members": list(members),
             "verifiers": sorted(verifiers),
@@ -166,102 +161,119 @@ class Report:
         }
         if routing is not None:
             self._ensemble["routing"] = routing.as_dict()
-        self._spans = SpanBuilder(verifiers, with_members=depth == "members")
-        self._runs = {} if depth == "off" else _runs_by_tracer(scope)
+        self._tracers = _tracers_of(scope) if is_traced else []
         self._exits: list[dict[str, Any]] = []
         """The members that have left, without the reason: it may quote the text."""
-        self._is_finished = False
+        self._run: CallbackManagerForChainRun | None = None
+        """The child run of the round that is under way."""
+        self._tail = ""
+        self._length = 0
 
     def __enter__(self) -> Report:
-        self._trace(None)
         return self
+
+    def begin(self) -> None:
+        """Begin the answer's first round."""
+        self._trace_summary(())
+        self._begin_round()
 
     def add(self, round: Round) -> None:
         """Report a finished round."""
         data = round.data()
         self._scope.send(_events(data))
-        self._count(round, data)
+        self.summary.add(round, data)
         self._trace_round(round, data)
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        failures = _failures_after(error, self.summary.rounds)
-        self._scope.send(_events_of_rejections(error, self.summary.rounds + 1))
-        self._scope.send(_events_of_failures(failures))
-        self._trace_break(error, failures)
+        exits = _exits_after(error, self.summary.rounds)
+        self._scope.send(_events_of_break(error, exits, self.summary.rounds + 1))
+        self._trace_break(error, exits)
 
     async def __aenter__(self) -> Report:
-        return self.__enter__()
+        return self
+
+    async def abegin(self) -> None:
+        """``begin`` for asyncio."""
+        await self._in_thread(self.begin)
 
     async def aadd(self, round: Round) -> None:
-        """``add`` for asyncio. As in LangChain's own calls, tracers that may block work on another
-        thread."""
+        """``add`` for asyncio."""
         data = round.data()
         await self._scope.asend(_events(data))
-        self._count(round, data)
-        if all(tracer.run_inline for tracer, _ in self._runs.values()):
-            self._trace_round(round, data)
-        else:
-            await _in_thread(self._trace_round, round, data)
+        self.summary.add(round, data)
+        await self._in_thread(self._trace_round, round, data)
 
     async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        failures = _failures_after(error, self.summary.rounds)
-        await self._scope.asend(_events_of_rejections(error, self.summary.rounds + 1))
-        await self._scope.asend(_events_of_failures(failures))
-        self._trace_break(error, failures)
+        exits = _exits_after(error, self.summary.rounds)
+        await self._scope.asend(_events_of_break(error, exits, self.summary.rounds + 1))
+        self._trace_break(error, exits)
 
-    def _count(self, round: Round, data: RoundData) -> None:
-        # Only after its events: if sending them is cancelled, the answer has broken off in this
-        # round.
-        self.summary.add(round, data)
-        self._is_finished = round.finish is not None
+    async def _in_thread(self, function: Callable[..., Any], *args: Any) -> None:
+        """Run a function, on another thread if a tracer may block, as in LangChain's own calls. It
+        runs to its end even if the caller is cancelled."""
+        if all(tracer.run_inline for tracer in self._tracers):
+            function(*args)
+            return
+        running = asyncio.ensure_future(asyncio.to_thread(function, *args))
+        try:
+            await asyncio.shield(running)
+        except asyncio.CancelledError:
+            await running
+            raise
+
+    def _begin_round(self) -> None:
+        if not self._tracers:
+            return
+        number = self.summary.rounds + 1
+        callbacks = _callbacks_of_rounds(self._scope, self._tracers)
+        callbacks.add_metadata({"specfuse_round": number})
+        inputs = {"agreed_characters": self._length, "agreed_tail": self._tail}
+        self._run = callbacks.on_chain_start(None, inputs, name=f"round {number}")
 
     def _trace_round(self, round: Round, data: RoundData) -> None:
-        if self._runs:
-            self._trace(self._spans.of_round(round, data), data.left)
-
-    def _trace_break(self, error: BaseException | None, failures: Sequence[MemberError]) -> None:
-        """Trace the round in which the answer failed, if it did."""
-        if error is None or self._is_finished or isinstance(error, UsageError) or not self._runs:
+        """End the child run of this round, and begin that of the next one."""
+        self._trace_summary(data.left)
+        if self._run is None:
             return
-        span = self._spans.of_break(error, failures, self.summary.rounds + 1)
-        self._trace(span, [_exit_of(failure) for failure in failures])
+        self._length += len(round.text)
+        self._tail = (self._tail + round.text)[-TAIL:]
+        for departure in data.left:
+            if departure["kind"] != "exit":
+                self._trace_failure(departure)
+        self._run.on_chain_end(_outputs(data))
+        self._run = None
+        if round.finish is None:
+            self._begin_round()
 
-    def _trace(self, span: Span | None, exits: Iterable[Mapping[str, Any]] = ()) -> None:
-        """Give the tracers the summary, new exits and a span. A tracer that fails gets no more of
-        this answer."""
+    def _trace_break(self, error: BaseException | None, exits: Sequence[dict[str, Any]]) -> None:
+        """End the child run of the round in which the answer failed, if it did."""
+        if error is None or self._run is None:
+            return
+        self._trace_summary(exits)
+        for departure in exits:
+            self._trace_failure(departure)
+        self._run.on_chain_error(error)
+        self._run = None
+
+    def _trace_failure(self, departure: Mapping[str, Any]) -> None:
+        """A member that failed is a run with an error, below the round."""
+        assert self._run is not None
+        run = self._run.get_child().on_chain_start(None, {}, name=departure["member"])
+        run.on_chain_error(MemberError(f"{departure['kind']}: {departure['reason']}"))
+
+    def _trace_summary(self, exits: Iterable[Mapping[str, Any]]) -> None:
+        """Add the ensemble, the summary and new exits to the chat model's own run, as metadata and
+        events. They contain no text."""
         new = [{key: exit[key] for key in ("member", "kind", "round")} for exit in exits]
         self._exits += new
-        metadata = self._metadata()
-        for key, (tracer, run) in list(self._runs.items()):
-            try:
-                _update(run, metadata, new)
-                if span is not None and self._depth != "summary":
-                    _add(tracer, run, span)
-            except Exception:
-                del self._runs[key]
-                log.warning(
-                    "%s failed; it gets no more of this answer",
-                    type(tracer).__name__,
-                    exc_info=True,
-                )
-
-    def _metadata(self) -> dict[str, Any]:
-        """The metadata of the chat model's run: the ensemble and the summary, without any text."""
         values: dict[str, Any] = dict(self._ensemble)
         if self.summary.rounds or self._exits:
             values |= {**self.summary.as_dict(), "exits": list(self._exits)}
-        return {f"specfuse_{key}": value for key, value in values.items()}
-
-
-async def _in_thread(function: Callable[..., None], *args: Any) -> None:
-    """Run a function on another thread. It runs to its end even if the caller is cancelled, and the
-    caller does not continue before that."""
-    running = asyncio.ensure_future(asyncio.to_thread(function, *args))
-    try:
-        await asyncio.shield(running)
-    except asyncio.CancelledError:
-        await running
-        raise
+        metadata = {f"specfuse_{key}": value for key, value in values.items()}
+        for tracer in self._tracers:
+            run = tracer.run_map.get(str(self._scope.run_id))
+            if run is not None:
+                _update(run, metadata, new)
 
 
 def _events(data: RoundData) -> Iterator[CustomEvent]:
@@ -271,34 +283,32 @@ def _events(data: RoundData) -> Iterator[CustomEvent]:
         yield EXIT_EVENT, {**departure, "weights": dict(data.weights)}
 
 
-def _events_of_failures(failures: Iterable[MemberError]) -> Iterator[CustomEvent]:
-    """The exits of members that failed in a round that was never finished."""
-    for failure in failures:
-        yield EXIT_EVENT, {**_exit_of(failure), "weights": {}}
-
-
-def _events_of_rejections(error: BaseException | None, number: int) -> Iterator[CustomEvent]:
-    """The drafts that checks refused in a round that was never finished."""
+def _events_of_break(
+    error: BaseException | None, exits: Iterable[Mapping[str, Any]], number: int
+) -> Iterator[CustomEvent]:
+    """The drafts that checks refused in a round that was never finished, and the members that
+    failed in it."""
     if isinstance(error, CheckError):
         for rejection in error.rejected:
             yield REJECTED_EVENT, {"round": number, **rejection}
+    for departure in exits:
+        yield EXIT_EVENT, {**departure, "weights": {}}
 
 
-def _exit_of(failure: MemberError) -> dict[str, Any]:
-    """A failed member's exit, as plain JSON."""
-    return {
-        "member": failure.member,
-        "kind": failure.kind,
-        "reason": str(failure),
-        "round": failure.round,
-    }
-
-
-def _failures_after(error: BaseException | None, round: int) -> list[MemberError]:
-    """The failures after the last finished round: no round reports them."""
+def _exits_after(error: BaseException | None, round: int) -> list[dict[str, Any]]:
+    """The members that failed after the last finished round: no round reports them."""
     if not isinstance(error, EnsembleError):
         return []
-    return [failure for failure in error.failures if failure.round > round]
+    return [
+        {
+            "member": failure.member,
+            "kind": failure.kind,
+            "reason": str(failure),
+            "round": failure.round,
+        }
+        for failure in error.failures
+        if failure.round > round
+    ]
 
 
 class Summary:
@@ -388,188 +398,7 @@ def _usage(effort: Effort) -> dict[str, Any]:
     return usage
 
 
-# --- spans: what child runs contain ---------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A piece of work with its start and end, in seconds of ``time.time()``."""
-
-    name: str
-    began: float
-    ended: float
-    inputs: Mapping[str, Any] = field(default_factory=dict)
-    outputs: Mapping[str, Any] = field(default_factory=dict)
-    error: str | None = None
-    tags: tuple[str, ...] = ()
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    children: tuple[Span, ...] = ()
-
-
-class SpanBuilder:
-    """Builds the spans of one answer, round by round.
-
-    The times are those of the work, not of the report: LangSmith shows when each member drafted.
-    """
-
-    def __init__(self, verifiers: Sequence[str], *, with_members: bool) -> None:
-        self._verifiers = frozenset(verifiers)
-        self._with_members = with_members
-        """Whether each member's drafting and scoring is a span, too. A failure always is."""
-        self._tail = ""
-        self._length = 0
-        self._last_end = time.time()
-
-    def of_round(self, round: Round, data: RoundData) -> Span:
-        """The span of a finished round."""
-        began, _ = _phase(round, "draft")
-        ended = max((sum(_phase(round, phase)) for phase in round.seconds), default=began)
-        span = Span(
-            f"round {round.number}",
-            began,
-            ended,
-            self._inputs(),
-            _outputs(data),
-            tags=(EXIT_EVENT,) if round.left else (),
-            metadata={"specfuse_round": round.number, "specfuse_winner": round.winner},
-            children=tuple(self._children(round)),
-        )
-        self._last_end = ended
-        self._length += len(round.text)
-        self._tail = (self._tail + round.text)[-TAIL:]
-        return span
-
-    def of_break(self, error: BaseException, failures: Sequence[MemberError], number: int) -> Span:
-        """The span of the round in which the answer broke off."""
-        began = self._last_end
-        ended = time.time()
-        children = [
-            Span(
-                f"{self._last_work(failure.member)} {failure.member}",
-                began,
-                ended,
-                error=f"{failure.kind}: {failure}",
-                metadata={"specfuse_round": number, "specfuse_member": failure.member},
-            )
-            for failure in failures
-        ]
-        metadata: dict[str, Any] = {"specfuse_round": number}
-        if isinstance(error, CheckError):
-            metadata["specfuse_check"] = error.check
-            children += [
-                Span(
-                    f"draft {item['member']}",
-                    began,
-                    ended,
-                    outputs={"text": item["text"]},
-                    error=_reason(item),
-                    metadata={"specfuse_round": number, "specfuse_member": item["member"]},
-                )
-                for item in (error.rejected if self._with_members else ())
-            ]
-        name = type(error).__name__
-        return Span(
-            f"round {number}",
-            began,
-            ended,
-            self._inputs(),
-            error=f"{name}: {error}" if str(error) else name,
-            tags=(EXIT_EVENT,) if failures else (),
-            metadata=metadata,
-            children=tuple(children),
-        )
-
-    def _inputs(self) -> dict[str, Any]:
-        """The state of the answer before the round."""
-        return {"agreed_characters": self._length, "agreed_tail": self._tail}
-
-    def _children(self, round: Round) -> Iterator[Span]:
-        """What the members did in this round."""
-        if self._with_members:
-            yield from self._work(round)
-        for departure in round.left:
-            if departure.kind != "exit":
-                phase = _PHASES[self._last_work(departure.member, round)]
-                error = f"{departure.kind}: {departure.reason}"
-                yield _member_span(round, phase, departure.member, error=error)
-
-    def _work(self, round: Round) -> Iterator[Span]:
-        refused = [item.as_dict() for item in round.rejected]
-        for name, effort in round.efforts.get("draft", {}).items():
-            if name in round.drafts and name not in round.refusals:
-                inputs = {"agreed_characters": self._length}
-                outputs = _draft_outputs(round, name)
-                error = None
-                for item in refused:
-                    if (item["member"], item["text"]) == (name, round.drafts[name].text):
-                        error = _reason(item)
-                        refused.remove(item)
-                        break
-                yield _member_span(
-                    round, "draft", name, effort, inputs=inputs, outputs=outputs, error=error
-                )
-        for position, item in enumerate(refused):  # drafts that others have replaced
-            span = _member_span(
-                round, "draft", item["member"], outputs={"text": item["text"]}, error=_reason(item)
-            )
-            # runs are ordered by their beginnings, and the loop does not know these
-            yield replace(span, began=span.began + position * 1e-6)
-        for name, effort in round.efforts.get("verify", {}).items():
-            if name in round.scores:
-                inputs, outputs = _score_contents(round, name)
-                yield _member_span(round, "verify", name, effort, inputs=inputs, outputs=outputs)
-        for name, refusal in round.refusals.items():
-            yield _member_span(round, "draft", name, outputs={"refusal": refusal})
-
-    def _last_work(self, member: str, round: Round | None = None) -> str:
-        """What a member was doing when it failed. One that had drafted in this round failed in
-        scoring."""
-        has_drafted = round is not None and member in round.drafts
-        return "score" if has_drafted or member in self._verifiers else "draft"
-
-
-_PHASES = {"draft": "draft", "score": "verify"}
-_WORK = {phase: work for work, phase in _PHASES.items()}
-
-
-def _member_span(
-    round: Round, phase: str, name: str, effort: Effort | None = None, **contents: Any
-) -> Span:
-    """A member's part of a phase: with its own times, or those of the phase if they are unknown."""
-    began, seconds = _phase(round, phase)
-    if effort is not None:
-        contents["outputs"] |= {"read": effort.read, "reused": effort.reused}
-        if effort.began:
-            began, seconds = effort.began, effort.seconds
-    metadata = {"specfuse_round": round.number, "specfuse_member": name}
-    return Span(f"{_WORK[phase]} {name}", began, began + seconds, metadata=metadata, **contents)
-
-
-def _reason(rejection: Mapping[str, Any]) -> str:
-    """Why a check refused a draft, as the error of a run."""
-    return f"check {rejection['check']}: {rejection['reason']}"
-
-
-def _draft_outputs(round: Round, name: str) -> dict[str, Any]:
-    draft = round.drafts[name]
-    outputs: dict[str, Any] = {
-        "text": draft.text,
-        "ended": draft.ended,
-        "tokens": len(draft.tokens),
-    }
-    if name in round.thoughts:
-        outputs["thought"] = round.thoughts[name]
-    if draft.logprobs:
-        outputs["logprob"] = sum(draft.logprobs)
-    return outputs
-
-
-def _score_contents(round: Round, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The question to a verifier, and its reply."""
-    scores = round.scores[name]
-    inputs = {"drafts": {author: round.drafts[author].text for author in scores}}
-    outputs = {"scores": dict(scores), "votes": dict(round.votes.get(name, {}))}
-    return inputs, _short(outputs)
+# --- child runs -----------------------------------------------------------------------------------
 
 
 def _outputs(data: RoundData) -> dict[str, Any]:
@@ -582,9 +411,6 @@ def _outputs(data: RoundData) -> dict[str, Any]:
         "weights_before": data.weights,
         "authors": [data.winner],
     }
-    for efforts in values["tokens"].values():
-        for effort in efforts.values():
-            del effort["seconds"]  # the member's own run has them
     return {
         key: _short(value)
         for key, value in values.items()
@@ -605,24 +431,21 @@ def _short(value: Any) -> Any:
     return value
 
 
-def _phase(round: Round, phase: str) -> tuple[float, float]:
-    """The start of a phase, and its duration."""
-    seconds = round.seconds.get(phase, 0.0)
-    return round.began.get(phase) or time.time() - seconds, seconds
+def _tracers_of(scope: RunScope) -> list[BaseTracer]:
+    """The tracers that record the chat model's run: other handlers get events."""
+    return [handler for handler in scope.callbacks.handlers if isinstance(handler, BaseTracer)]
 
 
-# --- tracers --------------------------------------------------------------------------------------
-
-
-def _runs_by_tracer(scope: RunScope) -> dict[int, tuple[BaseTracer, Run]]:
-    """The tracers that have the chat model's run, each with its own record of it."""
-    runs: dict[int, tuple[BaseTracer, Run]] = {}
-    for handler in scope.callbacks.handlers:
-        if isinstance(handler, BaseTracer):
-            run = handler.run_map.get(str(scope.run_id))
-            if run is not None:
-                runs[id(handler)] = handler, run
-    return runs
+def _callbacks_of_rounds(scope: RunScope, tracers: Sequence[BaseTracer]) -> CallbackManager:
+    """Callbacks for child runs of the chat model's run, with the caller's metadata (a thread's id,
+    a user's name)."""
+    handlers = list[BaseCallbackHandler](tracers)
+    callbacks = CallbackManager(handlers, handlers, parent_run_id=scope.run_id)
+    metadata = scope.callbacks.metadata
+    callbacks.add_metadata(
+        {key: metadata[key] for key in metadata if not key.startswith(("ls_", "lc_"))}
+    )
+    return callbacks
 
 
 def _update(run: Run, metadata: Mapping[str, Any], exits: Sequence[Mapping[str, Any]]) -> None:
@@ -634,91 +457,3 @@ def _update(run: Run, metadata: Mapping[str, Any], exits: Sequence[Mapping[str, 
         events = [{"name": EXIT_EVENT, "time": now, "kwargs": dict(exit)} for exit in exits]
         run.events = [*(run.events or []), *events]
         run.tags = list(dict.fromkeys([*(run.tags or []), EXIT_EVENT]))
-
-
-def _add(tracer: BaseTracer, parent: Run, span: Span) -> None:
-    """Add a span, with those below it, to a run. The tracer gets it complete: LangSmith in one
-    post, and no run can stay open."""
-    # Never before its parent: another machine's clock may differ, and runs are ordered by their
-    # beginnings.
-    began = max(datetime.fromtimestamp(span.began, UTC), parent.start_time)
-    ended = max(datetime.fromtimestamp(span.ended, UTC), began)
-    run = parent.create_child(
-        span.name,
-        inputs=dict(span.inputs),
-        outputs=dict(span.outputs),
-        error=span.error,
-        start_time=began,
-        end_time=ended,
-        tags=list(span.tags),
-    )
-    run.extra = {"metadata": {**_inherited(parent), **span.metadata}}
-    run.serialized = None
-    if isinstance(tracer, LangChainTracer):
-        _post(tracer, parent, run)
-        for child in span.children:
-            _add(tracer, run, child)
-    elif _exports(tracer):
-        with _exported(tracer, parent, run):
-            for child in span.children:
-                _add(tracer, run, child)
-    else:
-        for child in span.children:
-            _add(tracer, run, child)
-
-
-def _inherited(parent: Run) -> dict[str, Any]:
-    """The caller's metadata (a thread's id, a user's name) for a child run.
-
-    Options of the call, such as the members and the method, stay out: ``create_child`` copies them
-    to every child, but the chat model's run has them already.
-    """
-    options = parent.extra.get("invocation_params") or {}
-    return {
-        key: value
-        for key, value in (parent.extra.get("metadata") or {}).items()
-        if not key.startswith(("ls_", "lc_", "specfuse_"))
-        and (key not in options or options[key] != value)
-    }
-
-
-def _post(tracer: LangChainTracer, parent: Run, run: Run) -> None:
-    """Send a finished run to LangSmith."""
-    run.tags = sorted({*(run.tags or []), *tracer.tags})
-    run.events = None  # type: ignore[assignment] # an empty list would be posted
-    if parent.extra.get("__disabled"):  # within ``tracing_context(enabled=False)``
-        run.extra["__disabled"] = True
-    else:
-        run.post()
-
-
-_HOOKS = ("_start_trace", "_end_trace", "_on_chain_start", "_on_chain_end", "_on_chain_error")
-
-
-def _exports(tracer: BaseTracer) -> bool:
-    """Whether the tracer works while runs begin and end, as exporters of OpenTelemetry spans do."""
-    return any(
-        getattr(type(tracer), name, None) is not getattr(BaseTracer, name, None) for name in _HOOKS
-    )
-
-
-@contextmanager
-def _exported(tracer: Any, parent: Run, run: Run) -> Iterator[None]:
-    """Let a tracer export a finished run; the runs below it are exported within the ``with``.
-
-    LangChain has no public way to do this: ``on_chain_start`` and ``on_chain_end`` set the times to
-    now.
-    """
-    parent.child_runs.pop()  # the tracer adds it, unless the parent has ended
-    try:
-        tracer._start_trace(run)
-        if not any(child is run for child in parent.child_runs[-1:]):
-            parent.child_runs.append(run)
-        tracer._on_chain_start(run)
-        yield
-        tracer._end_trace(run)
-        finish = tracer._on_chain_error if run.error else tracer._on_chain_end
-        finish(run)
-    finally:
-        tracer.run_map.pop(str(run.id), None)
-        tracer.order_map.pop(run.id, None)

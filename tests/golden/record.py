@@ -9,7 +9,7 @@ import json
 import math
 import operator
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -180,8 +180,14 @@ def described_events(listener: Listener) -> dict[str, Any]:
     return record
 
 
-def described_run(run: Mapping[str, Any], runs: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def described_run(
+    run: Mapping[str, Any],
+    runs: Iterable[Mapping[str, Any]],
+    options: Collection[str] = (),
+) -> dict[str, Any]:
+    """The run with those below it. LangChain copies the call's ``options`` to all of them."""
     extra = run.get("extra") or {}
+    options = {*options, *(extra.get("invocation_params") or ())}
     children = [other for other in runs if other.get("parent_run_id") == run["id"]]
     children.sort(key=place_of)
     outputs = run.get("outputs")
@@ -195,8 +201,8 @@ def described_run(run: Mapping[str, Any], runs: Iterable[Mapping[str, Any]]) -> 
         "outputs": outputs,
         "error": first_line(run.get("error")),
         "events": [event for event in run.get("events") or () if event["name"] == "specfuse_exit"],
-        "metadata": own_metadata(extra),
-        "children": [described_run(child, runs) for child in children],
+        "metadata": own_metadata(extra, options),
+        "children": [described_run(child, runs, options) for child in children],
     }
     return without_empty(described)
 
@@ -220,9 +226,9 @@ def inputs_of(run: Mapping[str, Any]) -> Any:
     return [message["kwargs"]["content"] for row in inputs["messages"] for message in row]
 
 
-def own_metadata(extra: Mapping[str, Any]) -> dict[str, Any]:
+def own_metadata(extra: Mapping[str, Any], options: Collection[str]) -> dict[str, Any]:
     """Without the parameters of the call, which LangChain copies there."""
-    leaving = LANGCHAIN_METADATA | set(extra.get("invocation_params") or ())
+    leaving = LANGCHAIN_METADATA.union(options)
     metadata = extra.get("metadata") or {}
     return {key: value for key, value in metadata.items() if key not in leaving}
 

@@ -74,9 +74,7 @@ def everything(make: Callable[[], Any], question: Any = QUESTION, **call: Any) -
 
 
 def model(ensemble: list[Any], **options: Any) -> SpecFuseChatModel:
-    return SpecFuseChatModel(
-        **{"members": ensemble, "segment_tokens": 4, "trace": "members", "lead": None, **options}
-    )
+    return SpecFuseChatModel(**{"members": ensemble, "segment_tokens": 4, "lead": None, **options})
 
 
 # --- the method -----------------------------------------------------------------------------------

@@ -87,9 +87,7 @@ def test_a_key_appears_only_in_the_header(
     served.probe()
     server.fault = lambda path, before: FAULTS[fault]
     collected = RunCollectorCallbackHandler()
-    llm = SpecFuseChatModel(
-        members=[served, here], segment_tokens=4, max_tokens=12, trace="members"
-    )
+    llm = SpecFuseChatModel(members=[served, here], segment_tokens=4, max_tokens=12)
     answer = llm.invoke(QUESTION, {"callbacks": [collected]})
     # their workers may still be busy, and only one thread may use a member
     for used in (served, here):
@@ -139,7 +137,7 @@ def test_a_key_is_not_sent_to_langsmith(
     with recorded() as (tracer, endpoint):
         # as the only member, its failure fails the answer
         for others in ([], [tiny.member("llama", 1, name="here")]):
-            llm = SpecFuseChatModel(members=[served, *others], max_tokens=12, trace="members")
+            llm = SpecFuseChatModel(members=[served, *others], max_tokens=12)
             with suppress(SpecFuseError):
                 llm.invoke(QUESTION, {"callbacks": [tracer]})
     served.unload()

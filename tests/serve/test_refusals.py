@@ -275,7 +275,7 @@ def test_a_key_is_in_no_metric_log_or_trace(serve, caplog):
     caplog.set_level(logging.DEBUG)
     key = "sk-canary-5b1c8e"
     with recorded() as (tracer, langsmith):
-        endpoint = serve(ensemble(callbacks=[tracer], trace="members"), api_keys=[key])
+        endpoint = serve(ensemble(callbacks=[tracer]), api_keys=[key])
         bodies = ({**GOOD, "stream": True}, GOOD, {**GOOD, "temperature": -1})
         responses = [
             endpoint.post(body, authorization=f"Bearer {sent}")
