@@ -42,6 +42,8 @@ from langchain_specfuse.core.values import (
     Segment,
     Turn,
 )
+from langchain_specfuse.members.local.cache import Cache
+from langchain_specfuse.members.local.strands import Extension, Strand
 from langchain_specfuse.members.transformers.member import TransformersMember
 
 torch.set_num_threads(1)  # for matrices this small, more threads are slower
@@ -249,7 +251,6 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any], str, str | None]] = {
     "mistral": ("MistralConfig", _SIZES | {"sliding_window": 10}, "pieces", INST),
     "qwen3": ("Qwen3Config", _SIZES | {"head_dim": 8}, "bytes-digits", CHATML),
     "qwen3-next": ("Qwen3NextConfig", _SIZES | _NEXT, "bytes-digits", CHATML),
-    "mamba": ("MambaConfig", _MAMBA, "bytes", CHATML),
     "lfm2": ("Lfm2Config", _SIZES | {"layer_types": ["conv", "full_attention"]}, "bytes", CHATML),
     "bloom": ("BloomConfig", _BLOOM, "unigram", None),
     "opt": ("OPTConfig", _OPT, "bytes", None),
@@ -281,7 +282,9 @@ _LONG = {
         "original_max_position_embeddings": 48,
     },
 }
-# Not in ALL: chunks, rotations that change with the length, soft caps, sinks.
+# Not in ALL: a state that takes one token at a time, chunks, rotations that change with the length,
+# soft caps, sinks.
+ARCHITECTURES["mamba"] = ("MambaConfig", _MAMBA, "bytes", CHATML)
 ARCHITECTURES["llama4"] = ("Llama4TextConfig", _SIZES | _CHUNKS, "bytes", CHATML)
 ARCHITECTURES["phi3-long"] = ("Phi3Config", _SIZES | _LONG, "pieces", CHATML)
 ARCHITECTURES["gemma2"] = ("Gemma2Config", _SIZES | _GEMMA, "pieces-bare", CHATML)
@@ -472,14 +475,70 @@ def query(
 # --- measures -------------------------------------------------------------------------------------
 
 
-class Bare(torch.nn.Module):
-    """A model whose forward pass takes only tokens, so that no cache can be used. Subclasses
-    implement ``read``."""
+class Rereading(Cache):
+    """The reference for caches: every pass reads the whole text, whatever was read before."""
 
-    def __init__(self, config: Any, generation_config: Any, embedding: torch.nn.Module) -> None:
+    kind = "no cache"
+
+    def __init__(self, weights: Any) -> None:
+        super().__init__(weights, chunk=64)
+
+    def blank(self, keys: Any = ()) -> Strand:
+        return Strand()
+
+    def release(self, strand: Strand) -> None:
+        strand.cut(0)
+
+    def copy(self, old: Strand, new: Strand, size: int) -> None:
+        new.begin_as(old)
+        new.cut(size)
+
+    def cut(self, strand: Strand, size: int) -> bool:
+        strand.cut(size)
+        return True
+
+    def read(self, extensions: Sequence[Extension]) -> list[Any]:
+        logits = []
+        for strand, tokens, rows in extensions:
+            ids = [*strand.ids, *tokens]
+            logits.append(self.weights.forward(ids, rows=rows))
+            strand.ids = ids
+            self.tokens_read += len(tokens)
+        return logits
+
+    def bytes_of(self, strand: Strand) -> int:
+        return 0
+
+    @property
+    def bytes_held(self) -> int:
+        return self.logits_bytes
+
+    def bytes_for(self, tokens: int) -> int:
+        return 0
+
+
+def without_cache(member: TransformersMember) -> TransformersMember:
+    """Return this member, whose model was given in memory, with the reference for caches."""
+    weights = member._in_memory
+    assert weights is not None
+    weights.new_cache = lambda adapter, name: Rereading(weights)  # type: ignore[method-assign]
+    return member
+
+
+class Wishful(torch.nn.Module):
+    """A model with a preferred continuation: ``wish`` returns it for the tokens after the
+    prompt. It has no cache."""
+
+    def __init__(self, tokenizer: Any) -> None:
         super().__init__()
-        self.config, self.generation_config, self.dtype = config, generation_config, torch.float32
-        self.embedding = embedding
+        self.config = transformers.LlamaConfig(
+            vocab_size=len(tokenizer), max_position_embeddings=10**4
+        )
+        self.generation_config = transformers.GenerationConfig()
+        self.dtype = torch.float32
+        self.embedding = torch.nn.Embedding(len(tokenizer), 2)
+        self.prompt = 0
+        self.wish: Callable[[list[int]], int] = lambda new: sum(new) % len(tokenizer)
 
     def get_input_embeddings(self) -> torch.nn.Module:
         return self.embedding
@@ -488,37 +547,13 @@ class Bare(torch.nn.Module):
         return None
 
     def forward(self, input_ids: torch.Tensor) -> Any:
-        return SimpleNamespace(logits=self.read(input_ids))
-
-
-class Reread(Bare):
-    """Another model that is read from the beginning in every pass."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__(model.config, model.generation_config, model.get_input_embeddings())
-        self.read = lambda ids: model(input_ids=ids, use_cache=False).logits
-
-
-class Wishful(Bare):
-    """A model with a preferred continuation: ``wish`` returns it for the tokens after the
-    prompt."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        config = transformers.LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=10**4)
-        super().__init__(
-            config, transformers.GenerationConfig(), torch.nn.Embedding(len(tokenizer), 2)
-        )
-        self.prompt = 0
-        self.wish: Callable[[list[int]], int] = lambda new: sum(new) % len(tokenizer)
-
-    def read(self, input_ids: torch.Tensor) -> torch.Tensor:
         logits = torch.full(
             (*input_ids.shape, self.config.vocab_size), -9.0, device=input_ids.device
         )
         for row, ids in enumerate(input_ids.tolist()):
             for at in range(max(self.prompt - 1, 0), len(ids)):
                 logits[row, at, self.wish(ids[self.prompt : at + 1])] = 9.0
-        return logits
+        return SimpleNamespace(logits=logits)
 
 
 def uncached(member: TransformersMember, merged: Any = None) -> TransformersMember:
@@ -527,10 +562,9 @@ def uncached(member: TransformersMember, merged: Any = None) -> TransformersMemb
     member.probe()
     weights, options = member.cache.weights, vars(member.settings)
     slow = TransformersMember(
-        Reread(merged or weights.model), weights.tokenizer, name=member.name, **options
+        merged or weights.model, weights.tokenizer, name=member.name, **options
     )
-    assert slow.probe().detail.endswith("no cache")
-    return slow
+    return without_cache(slow)
 
 
 def wishful(
@@ -539,7 +573,7 @@ def wishful(
     """Return a member that answers this question with this text, or with these tokens."""
     tokenizer = tokenizer_of(options.pop("tokenizer", "bytes"), options.pop("template", CHATML))
     model = Wishful(tokenizer)
-    member = TransformersMember(model, tokenizer, **({"name": "wishful"} | options))
+    member = without_cache(TransformersMember(model, tokenizer, **({"name": "wishful"} | options)))
     member.probe()
     prompt = member.prompts.prompt(question.turns, question.tools, question.constraint)
     script = list(tokens) or [*member.words.after(prompt, text), member.stops[0]]

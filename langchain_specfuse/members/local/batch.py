@@ -177,7 +177,7 @@ def _think(cache: Cache, batch: list[OpenJob]) -> list[None]:
     thoughts = [job.thought for job in batch if job.thought]
     try:
         think(cache, thoughts)
-    except BaseException:
+    except Exception:
         for job in batch:
             job.forget_query()
         raise

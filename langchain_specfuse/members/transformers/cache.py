@@ -4,8 +4,7 @@ Layers that hold keys and values can be cut back, even those with sliding window
 kept, and the model's own masks hide the old ones. Several texts are read in one pass
 (:class:`.Rows`). Recurrent layers can only be copied, and their texts are read one after the other.
 When a model is loaded, :func:`best_cache` finds out which kind of cache gives the logits of a fresh
-reading, alone and in a batch. If none does, every pass reads the whole text, which is correct but
-slow.
+reading, alone and in a batch. If none does, the model is refused.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
+from ...errors import MemberError, advised
 from ..local.cache import Cache
 from ..local.strands import Extension, Logits, SequenceKey, Strand
 from .lora import Adapter, Adapters
@@ -125,8 +125,7 @@ class Forward:
         """The logits after at least the last ``count`` tokens: (texts, tokens, vocabulary)."""
         given: dict[str, Any] = dict(arguments)
         if cache is not None:
-            name = "past_key_values" if "past_key_values" in self._parameters else "cache_params"
-            given[name] = cache
+            given["past_key_values"] = cache
         if "logits_to_keep" in self._parameters:
             given["logits_to_keep"] = max(count, 1)
         if "use_cache" in self._parameters:
@@ -140,9 +139,7 @@ class Forward:
 class ModelCache(Cache):
     """The state of a strand is the model's own cache.
 
-    ``kind``: ``keys and values``, which can be cut; ``states``, which can be copied; ``token by
-    token``, the same for models that cannot read several tokens into a cache that is not empty;
-    ``no cache``.
+    ``kind``: ``keys and values``, which can be cut, or ``states``, which can be copied.
     """
 
     def __init__(
@@ -153,7 +150,7 @@ class ModelCache(Cache):
         self.forward = forward
         self.adapter = adapter
         self.kind = kind
-        self.cuts = kind in ("keys and values", "no cache")
+        self.cuts = kind == "keys and values"
         self.joins = False
         """Whether several texts are read in one pass. :meth:`agrees` finds out."""
         self.prefixes.whole = not self.cuts
@@ -168,8 +165,6 @@ class ModelCache(Cache):
         return Strand(state=self._empty_state())
 
     def _empty_state(self) -> Any:
-        if self.kind == "no cache":
-            return None
         if self.cuts:
             return DynamicCache()
         return DynamicCache(config=self.forward.model.config)
@@ -187,7 +182,7 @@ class ModelCache(Cache):
         self.cut(new, size)
 
     def _copied(self, state: Any) -> Any:
-        if self.kind != "keys and values":
+        if not self.cuts:
             return copy.deepcopy(state)
         # Keys and values are shared: layers replace these tensors and never write into them.
         copied = DynamicCache()
@@ -202,8 +197,7 @@ class ModelCache(Cache):
             strand.cut(0)
             return False
         self._separate(strand)
-        if strand.state is not None:
-            strand.state.crop(size - len(strand.ids))  # minus the number of tokens to remove
+        strand.state.crop(size - len(strand.ids))  # minus the number of tokens to remove
         strand.cut(size)
         return True
 
@@ -262,7 +256,7 @@ class ModelCache(Cache):
         wanted = [extension.rows for extension in ordered]
         try:
             found = self.forward.together(parts, rows, wanted, self.adapter)
-        except BaseException:
+        except Exception:
             rows.empty()
             raise
         self.tokens_read += sum(map(len, parts))
@@ -287,8 +281,7 @@ class ModelCache(Cache):
         self._separate(strand)
         found, left = [], list(tokens)
         while left:
-            size = self._pass_size(strand, left)
-            part, left = left[:size], left[size:]
+            part, left = left[: self.chunk], left[self.chunk :]
             part_rows = min(len(part), max(rows - len(left), 0))
             self.tokens_read += len(part)
             found.append(self._pass(strand, part, part_rows))
@@ -296,18 +289,10 @@ class ModelCache(Cache):
             strand.ids += part
         return np.concatenate(found) if found else np.empty((0, 0), np.float32)
 
-    def _pass_size(self, strand: Strand, left: Sequence[int]) -> int:
-        """How many of these tokens are read in the next pass."""
-        if self.kind != "token by token":
-            return self.chunk
-        return 1 if strand.ids else len(left)
-
     def _pass(self, strand: Strand, tokens: list[int], rows: int) -> Logits:
-        if self.kind == "no cache":
-            return self.forward([*strand.ids, *tokens], rows=rows, adapter=self.adapter)
         try:
             return self.forward(tokens, cache=strand.state, rows=rows, adapter=self.adapter)
-        except BaseException:
+        except Exception:
             self.cut(strand, 0)  # the content of this state no longer corresponds to any tokens
             raise
 
@@ -321,7 +306,7 @@ class ModelCache(Cache):
         expected: Logits | None,
     ) -> bool:
         agrees = super()._tries(strands, ids, limit, expected)
-        if agrees and self.kind == "keys and values" and expected is not None:
+        if agrees and self.cuts and expected is not None:
             self.joins = self._agrees_together(strands, ids, expected)
         return agrees
 
@@ -411,12 +396,13 @@ def _joint_limit(dtype: torch.dtype, expected: Logits) -> float:
 def best_cache(
     weights: TransformersWeights, adapter: Adapter | None = None, member: str = ""
 ) -> ModelCache:
-    """The fastest kind of cache that agrees with a fresh reading of made-up tokens."""
+    """The fastest kind of cache that agrees with a fresh reading of made-up tokens. Raises if none
+    does."""
     forward, vocabulary = weights.forward, weights.trial_tokens
     size = 24 + _window(forward)
     text = [vocabulary[(3 * at + at * at // 5) % len(vocabulary)] for at in range(size)]
     limit = LIMITS.get(forward.model.dtype, HALF_LIMIT)
-    kinds = ["states", "token by token"]
+    kinds = ["states"]
     if _holds_keys_and_values(forward.model.config):
         kinds.insert(0, "keys and values")
     for kind in kinds:
@@ -426,11 +412,12 @@ def best_cache(
                 return cache
         except Exception as error:  # a cache that cannot work with this model raises anything
             log.debug("a trial of %s failed: %s", kind, error)
-    log.warning(
-        "%s: no cache agrees with a fresh reading, so every pass reads everything: right, but slow",
-        member,
+    refused = MemberError(
+        f"transformers cannot go back in a text with this model ({type(weights.model).__name__}): "
+        "its cache can neither be cut nor copied, or gives other logits then",
+        member=member,
     )
-    return ModelCache(weights, "no cache", adapter)
+    raise advised(refused, "run it on vLLM: VllmMember(...), or vllm: before its name")
 
 
 def _holds_keys_and_values(config: Any) -> bool:

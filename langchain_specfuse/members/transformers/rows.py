@@ -30,7 +30,7 @@ class Rows:
         self.cache = DynamicCache()
         try:
             self._gather([strand.state for strand in strands])
-        except BaseException:
+        except Exception:
             self.empty()
             raise
         for strand in strands:
@@ -131,7 +131,7 @@ class Rows:
                     state.layers.append(self._layer_of(layer, row))
                 if last:
                     layer.keys = layer.values = None
-        except BaseException:
+        except Exception:
             self.empty()
             raise
         for row, strand in strands.items():

@@ -10,6 +10,7 @@ from transformers.cache_utils import DynamicLayer
 
 from langchain_specfuse.core.values import DraftJob, Failure, Sampling
 from langchain_specfuse.demo import SMOLLM2, file_of
+from langchain_specfuse.errors import MemberError
 from langchain_specfuse.members.llamacpp import cache as llamacpp_cache
 from langchain_specfuse.members.llamacpp.cache import LlamaCppCache
 from langchain_specfuse.members.llamacpp.model import GgufSource, load
@@ -148,7 +149,7 @@ def live(cache, truth, near, rounds=40):
 )
 def test_sequences_may_grow_shrink_and_disappear_in_any_order(arch):
     cache = chosen(arch)
-    live(cache, ModelCache(cache.weights, "no cache"), 2e-4)
+    live(cache, tiny.Rereading(cache.weights), 2e-4)
 
 
 @pytest.mark.real
@@ -236,7 +237,6 @@ def test_attention_of_any_kind_can_be_cut_and_recurrent_states_are_copied():
     details = {arch: tiny.member(arch).probe().detail.split(", ")[-1] for arch in tiny.ALL}
     copied = {
         "qwen3-next": "states",
-        "mamba": "token by token",
         "lfm2": "states",
         "bloom": "keys and values in batches",
     }
@@ -254,9 +254,11 @@ def test_a_window_off_by_one_is_detected_even_if_it_is_long(window, monkeypatch)
     assert chosen("gemma3", sliding_window=window).kind != "keys and values"
 
 
-def test_a_model_for_which_no_cache_is_exact_runs_without_one(monkeypatch):
+def test_a_model_that_cannot_go_back_in_a_text_is_refused_with_another_engine(monkeypatch):
+    """Mamba's states take one token at a time."""
+    with pytest.raises(MemberError, match="neither be cut nor copied") as raised:
+        tiny.member("mamba").probe()
+    assert "MambaForCausalLM" in str(raised.value) and "vLLM" in raised.value.__notes__[0]
     monkeypatch.setattr(ModelCache, "agrees", lambda *_: False)
-    member, query = tiny.member("llama", 1), tiny.query()
-    assert member.probe().detail.endswith("no cache")
-    (draft,) = member.draft([DraftJob(query, (), 5, 12, Sampling())])
-    assert list(draft.tokens) == tiny.greedy(member, query, 12)[: len(draft.tokens)]
+    with pytest.raises(MemberError, match="gives other logits"):
+        tiny.member("llama").probe()

@@ -73,7 +73,7 @@ BOUND = {
 AUTO = Constraint(
     "any_of", json.dumps([["prose", ""], ["calls", calls(WEATHER, ADD, parallel=True)]])
 )
-ARCHS = ["llama", "gemma3", "bloom", "mamba"]
+ARCHS = ["llama", "gemma3", "bloom", "qwen3-next"]
 """Byte-level, BPE and unigram tokenizers; models with and without attention."""
 
 

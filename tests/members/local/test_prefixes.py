@@ -25,7 +25,7 @@ from ..tiny import NEAR
 from .test_masking import BOUND
 from .test_thinking import OPENS
 
-KINDS = ["llama", "gemma3", "mistral", "gpt2", "qwen3-next", "mamba", "bloom"]
+KINDS = ["llama", "gemma3", "mistral", "gpt2", "qwen3-next", "bloom"]
 """Full attention, windows among it and everywhere, learned positions, states, states read one by
 one, ALiBi."""
 STORY = "The sky is blue because the air scatters blue light more than red light. "
@@ -131,7 +131,7 @@ def test_constrained_and_reasoned_answers_do_not_depend_on_earlier_queries(arch)
     assert len(thoughts) == 1 and "" not in thoughts
 
 
-@pytest.mark.parametrize("arch", [*tiny.THREE, "mamba"])
+@pytest.mark.parametrize("arch", tiny.THREE)
 @pytest.mark.parametrize("long", [1, 8])
 def test_a_repeated_question_gets_a_bit_identical_answer(arch, long):
     """Its prompt is not read again in other chunks, so no rounding differs."""

@@ -144,7 +144,7 @@ def test_no_budget_means_no_reasoning():
     assert prompt_of(member, query).endswith("<think>\n\n</think>\n\n")
 
 
-@pytest.mark.parametrize("arch", ["llama", "gemma3", "mamba"])
+@pytest.mark.parametrize("arch", ["llama", "gemma3", "qwen3-next"])
 def test_replies_depend_on_their_job_alone(arch):
     """Whether the member has reasoned before, lost everything, or scored first makes no
     difference."""
