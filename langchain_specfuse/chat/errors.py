@@ -7,8 +7,8 @@ MemberError ──── MemberNotFoundError   also LangChain's ModelNotFoundErr
 SpecFuseError ── AnswerTimeoutError    also LangChain's ModelTimeoutError, and a TimeoutError
 BusyError ────── TooBusyError          also LangChain's ModelRateLimitError
 CheckError ───── RefusedTextError      also LangChain's ModelError: never retried
-EnsembleError ── a class for each      also LangChain's class for the failures of all members
-MemberError ──── a class for each      also LangChain's class for the member's failure
+EnsembleError ── EnsembleModel...      also LangChain's class for the failures of all members
+MemberError ──── MemberModel...        also LangChain's class for the member's failure
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from langchain_core import exceptions as _langchain
 from langchain_core.exceptions import (
     ContextOverflowError,
     ModelAPIError,
@@ -30,7 +29,6 @@ from langchain_core.exceptions import (
     ModelRateLimitError,
     ModelTimeoutError,
 )
-from langchain_core.messages import BaseMessage
 
 from ..core.rounds import OVERFLOW
 from ..core.values import BUDGET
@@ -47,6 +45,7 @@ from ..members.network import status_of
 from ..secret_values import cleaned
 
 _Class = type[ModelError]
+_OurClass = type[EnsembleError] | type[MemberError]
 
 
 class InvalidRequestError(UsageError, ModelInvalidRequestError):
@@ -78,17 +77,99 @@ class RefusedTextError(CheckError, ModelError):
     tried again as often as ``redrafts`` allows, so it is not retryable."""
 
 
-class ModelRefusalError(ModelError):
-    """Replaces LangChain's class if langchain-core is older than 1.7.5."""
-
-    def __init__(self, message: str, *, raw_message: BaseMessage | None = None) -> None:
-        super().__init__(message)
-        self.raw_message = raw_message
+class EnsembleModelAuthenticationError(EnsembleError, ModelAuthenticationError):
+    """Every provider refused the key."""
 
 
-RefusalError: type[Any] = getattr(_langchain, "ModelRefusalError", ModelRefusalError)
-"""LangChain's ``ModelRefusalError``: the members refused to give the requested object."""
+class EnsembleModelPermissionDeniedError(EnsembleError, ModelPermissionDeniedError):
+    """Every provider knows the key, but does not let it use the model."""
 
+
+class EnsembleModelInvalidRequestError(EnsembleError, ModelInvalidRequestError):
+    """Every provider refused the request."""
+
+
+class EnsembleModelNotFoundError(EnsembleError, ModelNotFoundError):
+    """No provider has the model."""
+
+
+class EnsembleModelRateLimitError(EnsembleError, ModelRateLimitError):
+    """Every member has reached its rate limit."""
+
+
+class EnsembleModelAPIError(EnsembleError, ModelAPIError):
+    """The server of every member failed."""
+
+
+class EnsembleModelConnectionError(EnsembleError, ModelConnectionError):
+    """No member can be reached."""
+
+
+class EnsembleModelTimeoutError(EnsembleError, ModelTimeoutError):
+    """Every member took too long."""
+
+
+class EnsembleModelError(EnsembleError, ModelError):
+    """The members failed in different ways, or in one that LangChain has no class for."""
+
+
+class MemberModelAuthenticationError(MemberError, ModelAuthenticationError):
+    """The provider refused the key."""
+
+
+class MemberModelPermissionDeniedError(MemberError, ModelPermissionDeniedError):
+    """The provider knows the key, but does not let it use the model."""
+
+
+class MemberModelInvalidRequestError(MemberError, ModelInvalidRequestError):
+    """The provider refused the request."""
+
+
+class MemberModelRateLimitError(MemberError, ModelRateLimitError):
+    """The member has reached its rate limit."""
+
+
+class MemberModelAPIError(MemberError, ModelAPIError):
+    """The server of the member failed."""
+
+
+class MemberModelConnectionError(MemberError, ModelConnectionError):
+    """The member cannot be reached."""
+
+
+class MemberModelTimeoutError(MemberError, ModelTimeoutError):
+    """The member took too long."""
+
+
+class MemberModelError(MemberError, ModelError):
+    """The member failed in a way that LangChain has no class for."""
+
+
+_ENSEMBLE_ERRORS: Mapping[_Class, _OurClass] = {
+    ModelAuthenticationError: EnsembleModelAuthenticationError,
+    ModelPermissionDeniedError: EnsembleModelPermissionDeniedError,
+    ModelInvalidRequestError: EnsembleModelInvalidRequestError,
+    ModelNotFoundError: EnsembleModelNotFoundError,
+    ModelRateLimitError: EnsembleModelRateLimitError,
+    ModelAPIError: EnsembleModelAPIError,
+    ModelConnectionError: EnsembleModelConnectionError,
+    ModelTimeoutError: EnsembleModelTimeoutError,
+    ContextOverflowError: PromptTooLongError,
+    ModelError: EnsembleModelError,
+}
+"""LangChain's class for the failures of all members -> the class of our error."""
+_MEMBER_ERRORS: Mapping[_Class, _OurClass] = {
+    ModelAuthenticationError: MemberModelAuthenticationError,
+    ModelPermissionDeniedError: MemberModelPermissionDeniedError,
+    ModelInvalidRequestError: MemberModelInvalidRequestError,
+    ModelNotFoundError: MemberNotFoundError,
+    ModelRateLimitError: MemberModelRateLimitError,
+    ModelAPIError: MemberModelAPIError,
+    ModelConnectionError: MemberModelConnectionError,
+    ModelTimeoutError: MemberModelTimeoutError,
+    ModelError: MemberModelError,
+}
+"""LangChain's class for the failure of a member that cannot be loaded -> the class of our error."""
 _KINDS: Mapping[str, _Class] = {
     "timeout": ModelTimeoutError,
     "overflow": ContextOverflowError,
@@ -138,40 +219,6 @@ _ONE_FAILED = (
 )
 _BUDGET_SPENT = "raise max_calls= or max_cost=, or ask for a shorter answer with max_tokens="
 
-# The class has been in langchain-core since 1.7.5.
-_REFUSALS = [_langchain.ModelRefusalError] if hasattr(_langchain, "ModelRefusalError") else []
-_CLASSES: tuple[_Class, ...] = (
-    ModelAuthenticationError,
-    ModelPermissionDeniedError,
-    ModelInvalidRequestError,
-    ModelNotFoundError,
-    ModelRateLimitError,
-    ModelAPIError,
-    ModelConnectionError,
-    ModelTimeoutError,
-    ContextOverflowError,
-    *_REFUSALS,
-    ModelError,
-)
-
-
-def _subclass(ours: type[SpecFuseError], theirs: _Class) -> type[SpecFuseError]:
-    """A subclass of our class and of LangChain's, such as ``EnsembleModelRateLimitError``."""
-    name = ours.__name__.removesuffix("Error") + theirs.__name__
-    doc = f"{ours.__name__} and LangChain's {theirs.__name__}."
-    return type(name, (ours, theirs), {"__module__": __name__, "__doc__": doc})
-
-
-_SUBCLASSES: dict[tuple[type[SpecFuseError], _Class], type[SpecFuseError]] = {
-    (ours, theirs): _subclass(ours, theirs)
-    for ours in (EnsembleError, MemberError)
-    for theirs in _CLASSES
-}
-_SUBCLASSES[EnsembleError, ContextOverflowError] = PromptTooLongError
-_SUBCLASSES[MemberError, ModelNotFoundError] = MemberNotFoundError
-# pickle looks for the classes in this module, by their names.
-globals().update({subclass.__name__: subclass for subclass in _SUBCLASSES.values()})
-
 
 @contextmanager
 def langchain_errors() -> Iterator[None]:
@@ -218,26 +265,22 @@ def _converted(error: SpecFuseError) -> SpecFuseError | None:
     if isinstance(error, EnsembleError):
         # A member without budget for another request has not failed.
         failures = [failure for failure in error.failures if failure.kind != BUDGET]
-        return _with_class_of(failures, error, EnsembleError)
+        return _with_class_of(failures, error, _ENSEMBLE_ERRORS)
     if isinstance(error, MemberError):
-        return _with_class_of([error], error, MemberError)
+        return _with_class_of([error], error, _MEMBER_ERRORS)
     return None
 
 
 def _with_class_of(
-    failures: Sequence[MemberError], error: SpecFuseError, ours: type[SpecFuseError]
+    failures: Sequence[MemberError], error: SpecFuseError, ours: Mapping[_Class, _OurClass]
 ) -> SpecFuseError:
     """The error as an instance of the LangChain class that all these failures share. If they share
     none, it becomes a ModelError, which is retryable if one of the failures is."""
     classes = [_class_of(failure) for failure in failures]
     kinds = {theirs for theirs, _ in classes}
-    converted: Any
-    if len(kinds) == 1 and ModelError not in kinds:
-        (theirs,) = kinds
-        converted = _as(_SUBCLASSES[ours, theirs], error)
-    else:
-        converted = _as(_SUBCLASSES[ours, ModelError], error)
-        converted.is_retryable = any(retryable for _, retryable in classes)
+    shared = kinds.pop() if len(kinds) == 1 else ModelError
+    converted: Any = _as(ours.get(shared, ours[ModelError]), error)
+    converted.is_retryable = any(retryable for _, retryable in classes)
     for advice in _advice(failures, [theirs for theirs, _ in classes]):
         if f"-> {advice}" not in _notes_of(converted):
             advised(converted, advice)
@@ -280,7 +323,7 @@ def _class_of(failure: MemberError) -> tuple[_Class, bool]:
     errors = list(_chain(failure))
     for error in errors:
         if isinstance(error, ModelError):
-            theirs = next(theirs for theirs in _CLASSES if isinstance(error, theirs))
+            theirs = next(theirs for theirs in _ENSEMBLE_ERRORS if isinstance(error, theirs))
             return theirs, error.is_retryable
     for error in errors:
         by_content = _by_status(error) or _by_name(error)

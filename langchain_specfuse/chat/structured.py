@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from operator import itemgetter
 from typing import Any, cast
 
-from langchain_core.exceptions import OutputParserException
+from langchain_core.exceptions import ModelRefusalError, OutputParserException
 from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import BaseCumulativeTransformOutputParser
 from langchain_core.outputs import ChatGeneration, Generation
@@ -20,7 +20,6 @@ from ..constraints import validator_of
 from ..errors import UsageError, advised
 from ..members.chat_model.refusals import refusal_in
 from .call_text import reason_of
-from .errors import RefusalError
 from .messages import read_json
 from .schemas import name_of, reader_of, schema_of
 from .shape import whole_schema
@@ -115,8 +114,7 @@ def _json_in(text: str, message: Any, partial: bool) -> Any:
 def _refusal_error(message: Any) -> Exception:
     refusal = refusal_in(message) if isinstance(message, AIMessage) else ""
     reason = f": {refusal}" if refusal else ""
-    error: Exception = RefusalError(f"the members refused to answer{reason}", raw_message=message)
-    return error
+    return ModelRefusalError(f"the members refused to answer{reason}", raw_message=message)
 
 
 def _is_stalled(message: Any) -> bool:
