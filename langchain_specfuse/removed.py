@@ -18,6 +18,8 @@ REMOVED: Mapping[str, str] = {
     ),
     'trace="members"': "leave it out: each round's run has what every member drafted and scored",
     'trace="summary"': "leave it out: the default has the same metadata, and a run for each round",
+    "langchain-specfuse plan": "ask right away: a model that does not fit says so when it is "
+    "loaded; gpu=, memory= and tensor_parallel= of VllmMember choose its place",
 }
 """What was removed -> what to do instead."""
 

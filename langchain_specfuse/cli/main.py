@@ -41,6 +41,7 @@ from ..errors import (
     amount,
     imported,
 )
+from ..removed import removed
 from ..show.terminal import (
     FINISHED,
     STALLED,
@@ -56,7 +57,7 @@ from . import choices
 from .choices import PROGRAM, say
 
 FINE, FAILED, MISUSED, INTERRUPTED, UNREAD = 0, 1, 2, 130, 141
-SUBCOMMANDS = ("demo", "eval", "doctor", "serve", "plan")
+SUBCOMMANDS = ("demo", "eval", "doctor", "serve")
 FORMATS = ("schema", "regex", "choice")
 """The flags that say what an answer must look like."""
 
@@ -99,6 +100,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(words: Sequence[str], out: TextIO) -> bool:
     """Run the command or subcommand in these words. Returns whether it succeeded."""
+    if words and words[0] == "plan":
+        raise removed(f"{PROGRAM} plan")
     # A question "eval" comes after "--".
     if words and words[0] in SUBCOMMANDS:
         module = imported(f"langchain_specfuse.cli.{words[0]}", words[0], words[0])
@@ -129,8 +132,7 @@ def parser() -> argparse.ArgumentParser:
         "package index (1.2 GB; DEMO=small: 0.35 GB), and you are asked first.",
         f"also: {PROGRAM} eval --help (does the ensemble help on your questions?), {PROGRAM} "
         f"doctor --help (are these members good together?), {PROGRAM} serve --help (an endpoint "
-        f"for OpenAI's clients), {PROGRAM} plan --help (how much memory do they need?). "
-        f"{choices.CODES}",
+        f"for OpenAI's clients). {choices.CODES}",
     )
     parser.add_argument(
         "question", nargs="?", help="what to ask; '-' or nothing: read it from standard input"

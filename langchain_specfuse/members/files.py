@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -137,48 +137,8 @@ def refuse_unsafe(folder: Path) -> None:
 _STRING, _ARRAY = 8, 9
 _NUMBERS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 """The kinds of a GGUF file's values, as ``struct`` calls them."""
-_LAYERS = 512
-"""An array of more numbers than this describes tokens, not layers; llama.cpp has the same bound."""
-
 _DIMENSIONS = 4
 """No tensor of ggml has more."""
-_GGML_TYPES = {
-    0: (1, 4),  # F32
-    1: (1, 2),  # F16
-    2: (32, 18),  # Q4_0
-    3: (32, 20),  # Q4_1
-    6: (32, 22),  # Q5_0
-    7: (32, 24),  # Q5_1
-    8: (32, 34),  # Q8_0
-    9: (32, 40),  # Q8_1
-    10: (256, 84),  # Q2_K
-    11: (256, 110),  # Q3_K
-    12: (256, 144),  # Q4_K
-    13: (256, 176),  # Q5_K
-    14: (256, 210),  # Q6_K
-    15: (256, 292),  # Q8_K
-    16: (256, 66),  # IQ2_XXS
-    17: (256, 74),  # IQ2_XS
-    18: (256, 98),  # IQ3_XXS
-    19: (256, 50),  # IQ1_S
-    20: (32, 18),  # IQ4_NL
-    21: (256, 110),  # IQ3_S
-    22: (256, 82),  # IQ2_S
-    23: (256, 136),  # IQ4_XS
-    24: (1, 1),  # I8
-    25: (1, 2),  # I16
-    26: (1, 4),  # I32
-    27: (1, 8),  # I64
-    28: (1, 8),  # F64
-    29: (256, 56),  # IQ1_M
-    30: (1, 2),  # BF16
-    34: (256, 54),  # TQ1_0
-    35: (256, 66),  # TQ2_0
-    39: (32, 17),  # MXFP4
-    40: (64, 36),  # NVFP4
-    41: (128, 18),  # Q1_0
-}
-"""ggml's number of a type -> how many numbers a block of it has, and how many bytes."""
 _TEXT_BYTES = 100 * 10**6
 """No name or text in a header is longer. Some hold a whole tokenizer.json, of 30 MB."""
 _ENTRIES = 2 * 10**6
@@ -221,66 +181,12 @@ def _read_gguf(path: Path, _changed: int) -> tuple[int | None, Any]:
 
 
 def gguf_metadata(file: BinaryIO) -> dict[str, Any]:
-    """The numbers and texts at the head of a GGUF file, and its arrays of a number per layer. Other
-    arrays, such as the vocabulary, are passed over (None)."""
-    return dict(gguf_items(file))
+    """The numbers and texts at the head of a GGUF file. Arrays, such as the vocabulary, are passed
+    over (None).
 
-
-@dataclass(frozen=True, slots=True)
-class GgufTensor:
-    """A tensor, as the header of a GGUF file describes it."""
-
-    numbers: int
-    kind: int
-    """ggml's number for its type."""
-    offset: int
-    """Where it begins, counted from the end of the header."""
-
-    @property
-    def end(self) -> int:
-        """Where it ends. Of a type that is not known, its first byte counts."""
-        if self.kind not in _GGML_TYPES:
-            return self.offset + 1
-        block, size = _GGML_TYPES[self.kind]
-        return self.offset + -(-self.numbers // block) * size
-
-
-def gguf_tensors(file: BinaryIO) -> list[GgufTensor]:
-    """The tensors of a GGUF file. To be called with a file of which :func:`gguf_metadata` has read
-    the head, which they follow."""
-    head = file.tell()
-    file.seek(8)
-    (count,) = struct.unpack("<Q", file.read(8))
-    if count > _ENTRIES:
-        raise ValueError(f"its header has more than {_ENTRIES:,} tensors")
-    file.seek(head)
-    tensors = []
-    for _ in range(count):
-        (length,) = struct.unpack("<Q", file.read(8))
-        file.seek(length, os.SEEK_CUR)  # the name
-        (dimensions,) = struct.unpack("<I", file.read(4))
-        if dimensions > _DIMENSIONS:
-            raise ValueError(f"its header has a tensor of {dimensions} dimensions")
-        shape = struct.unpack(f"<{dimensions}Q", file.read(8 * dimensions))
-        kind, offset = struct.unpack("<IQ", file.read(12))
-        tensors.append(GgufTensor(prod(shape), kind, offset))
-    return tensors
-
-
-def gguf_least_size(file: BinaryIO, metadata: Mapping[str, Any]) -> int:
-    """The size of a GGUF file by its header. A shorter file is cut off. To be called with a file
-    of which :func:`gguf_metadata` has just read these metadata."""
-    tensors = gguf_tensors(file)
-    alignment = metadata.get("general.alignment")
-    if not isinstance(alignment, int) or alignment < 1:
-        alignment = 32
-    begin = -(-file.tell() // alignment) * alignment
-    return begin + max(tensor.end for tensor in tensors) if tensors else file.tell()
-
-
-def gguf_items(file: BinaryIO) -> Iterator[tuple[str, Any]]:
-    """The same, one after the other. Raises ``struct.error`` where a file is cut off, and
-    ``ValueError`` if the header has sizes that no model has."""
+    Raises ``struct.error`` where a file is cut off, and ``ValueError`` if the header has sizes that
+    no model has.
+    """
     left = iter(range(_ENTRIES))
 
     def count_entry() -> None:
@@ -304,8 +210,6 @@ def gguf_items(file: BinaryIO) -> Iterator[tuple[str, Any]]:
         if kind != _ARRAY:
             return number(_NUMBERS[kind])
         kind, count = number("I"), number("Q")
-        if kind in _NUMBERS and count <= _LAYERS:
-            return [number(_NUMBERS[kind]) for _ in range(count)]
         if kind in _NUMBERS:
             file.seek(count * struct.calcsize(_NUMBERS[kind]), os.SEEK_CUR)
         else:
@@ -320,6 +224,40 @@ def gguf_items(file: BinaryIO) -> Iterator[tuple[str, Any]]:
     magic, _version, _tensors, count = struct.unpack("<4sIQQ", file.read(24))
     if magic != b"GGUF":
         raise ValueError(f"not a GGUF file: it begins with {magic!r}")
+    metadata = {}
     for _ in range(count):
         count_entry()
-        yield text(), value(number("I"))
+        name = text()
+        metadata[name] = value(number("I"))
+    return metadata
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """A tensor, as the header of a GGUF file describes it."""
+
+    numbers: int
+    kind: int
+    """ggml's number for its type."""
+
+
+def gguf_tensors(file: BinaryIO) -> list[GgufTensor]:
+    """The tensors of a GGUF file. To be called with a file of which :func:`gguf_metadata` has read
+    the head, which they follow."""
+    head = file.tell()
+    file.seek(8)
+    (count,) = struct.unpack("<Q", file.read(8))
+    if count > _ENTRIES:
+        raise ValueError(f"its header has more than {_ENTRIES:,} tensors")
+    file.seek(head)
+    tensors = []
+    for _ in range(count):
+        (length,) = struct.unpack("<Q", file.read(8))
+        file.seek(length, os.SEEK_CUR)  # the name
+        (dimensions,) = struct.unpack("<I", file.read(4))
+        if dimensions > _DIMENSIONS:
+            raise ValueError(f"its header has a tensor of {dimensions} dimensions")
+        shape = struct.unpack(f"<{dimensions}Q", file.read(8 * dimensions))
+        kind, _offset = struct.unpack("<IQ", file.read(12))
+        tensors.append(GgufTensor(prod(shape), kind))
+    return tensors

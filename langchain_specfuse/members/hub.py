@@ -109,20 +109,6 @@ class Choice:
         return places[0] if all(place.is_file() for place in places) else None
 
 
-@dataclass(frozen=True)
-class Described:
-    """The file that would be loaded, without fetching it."""
-
-    file: str
-    """Its name in the repository; of a split model, that of the first part."""
-    path: Path | None
-    """Where it is; None if it would have to be fetched."""
-    size: int = 0
-    """The bytes of all parts, of a file that would have to be fetched."""
-    beginning: bytes = b""
-    """The first bytes of such a file."""
-
-
 # --- names ----------------------------------------------------------------------------------------
 
 
@@ -268,11 +254,6 @@ def downloads(repository: str) -> Path:
     return _folder(repository) / "blobs"
 
 
-def is_cached(model: str, revision: str | None = None) -> bool:
-    """Whether the hub's cache has the config of this model."""
-    return cached_file(model, "config.json", revision) is not None
-
-
 def cached_file(repository: str, name: str, revision: str | None = None) -> Path | None:
     """A file of this repository in the hub's cache."""
     from huggingface_hub import try_to_load_from_cache
@@ -331,28 +312,8 @@ def fetched(name: str, *, sha256: str | None = None, timeout_s: float | None = N
     return path
 
 
-def described(name: str, size: int) -> Described:
-    """The file that ``fetched`` would return, without fetching it: where it is in the cache, or its
-    size and its first ``size`` bytes on the hub."""
-    imported("huggingface_hub", f"the model {name!r}", "hub")
-    try:
-        choice = _chosen(name)
-        if choice.path is not None:
-            return Described(choice.files[0].name, choice.path)
-        files = [_described(choice, file) for file in choice.files]
-        address = _address(choice, files[0])
-        beginning = _asked(address, size, headers={"Range": f"bytes=0-{size - 1}"})
-    except SpecFuseError:
-        raise
-    except Exception as error:
-        path = _without_hub(name, error, None)
-        return Described(path.name, path)
-    return Described(files[0].name, None, sum(file.size or 0 for file in files), beginning[:size])
-
-
 def _chosen(name: str, *, timeout_s: float | None = None) -> Choice:
-    """The files that a name means now. Loading and planning both call this, so
-    they mean the same file. If it fails, both use ``_without_hub``."""
+    """The files that a name means now."""
     hub = parsed(name)
     listing = _listing(hub.repository, timeout_s=timeout_s)
     return Choice(hub.repository, listing.commit, _named(listing, hub))

@@ -299,8 +299,6 @@ MEASURED: Mapping[str, tuple[Callable[[Any], str], str]] = {
     "gpu": (tables.gpu, "benchmarks/gpu"),
     "llamacpp": (tables.rounds, "benchmarks/rounds"),
     "load": (tables.load, "benchmarks/load"),
-    "member-sets": (tables.sets, "benchmarks/engines"),
-    "member-sets-short": (partial(tables.sets, short=True), "benchmarks/engines"),
     "prefix": (tables.prefix, "benchmarks/prefix"),
     "served": (tables.served, "benchmarks/served"),
     **{
@@ -326,7 +324,6 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "command-demo": partial(command, "demo"),
     "command-doctor": partial(command, "doctor"),
     "command-serve": partial(command, "serve"),
-    "command-plan": partial(command, "plan"),
     "errors": errors,
     "exit-event": exit_event,
     "fields": fields,

@@ -11,8 +11,6 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import member_sets
-
 Result = Mapping[str, Any]
 Results = Sequence[Result]
 
@@ -103,23 +101,6 @@ def engines(results: Result) -> str:
 def _called(way: str) -> str:
     kind, _, name = way.partition(" ")
     return WAYS[kind].format(name)
-
-
-def sets(results: Result, short: bool = False) -> str:
-    """Sets of members for machines of several sizes."""
-    measured = {}
-    for found in results["ensembles"].values():
-        names = frozenset(way.split()[1] for way in found["ways"] if way.startswith("alone "))
-        measured[names] = _speeds(found["ways"])["default"]
-    heads = ("machine", "members", "memory, computed", "tokens/s", "try it for")
-    rows = member_sets.rows(measured)
-    if not short:
-        return _joined(table(heads, rows))
-    few = [
-        (machine, members.replace(", ", "<br>"), speed)
-        for machine, members, _, speed, _ in (rows[at] for at in member_sets.SHORT)
-    ]
-    return _joined(table(("machine", "members", "tokens/s"), few))
 
 
 # --- one recorded answer --------------------------------------------------------------------------

@@ -50,6 +50,12 @@ def ask(capsys, monkeypatch):
     return asked
 
 
+def test_a_command_that_was_removed_is_refused_and_says_what_to_do(ask):
+    code, out, err = ask("plan", "--members", "vllm:Qwen/Qwen3-8B")
+    assert code == MISUSED and out == ""
+    assert "langchain-specfuse plan is no longer supported" in err and "memory=" in err
+
+
 @pytest.mark.parametrize("more", [[], ["--quiet"]])
 def test_a_refusal_is_shown_but_is_not_the_answer(ask, more):
     no = ScriptedMember.refusal("I cannot help.\x1b[2J")

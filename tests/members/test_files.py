@@ -9,13 +9,11 @@ import gguf
 import pytest
 from huggingface_hub import constants
 
-from langchain_specfuse import MemberError
 from langchain_specfuse.core.member import Probe
 from langchain_specfuse.demo import SMOLLM2, file_of
 from langchain_specfuse.members.files import preview
 from langchain_specfuse.members.llamacpp.member import LlamaCppMember
 from langchain_specfuse.members.ray import RayMember
-from langchain_specfuse.members.sizes import size_of
 from langchain_specfuse.members.transformers.member import TransformersMember
 
 from . import tiny
@@ -118,8 +116,6 @@ def test_a_large_gguf_file_with_false_sizes_is_left_alone_soon(head, tmp_path):
         opened.truncate(4 << 30)  # zeros, which take no room on the disk
     begun = time.monotonic()
     assert LlamaCppMember(str(file)).preview() is None
-    with pytest.raises(MemberError, match=r"a\.gguf.*its header has"):
-        size_of(str(file))
     assert time.monotonic() - begun < 60
 
 

@@ -29,7 +29,6 @@ from langchain_specfuse import (
 from langchain_specfuse.chat.references import names_of
 from langchain_specfuse.demo import SMOLLM2, file_of
 from langchain_specfuse.members import hub
-from langchain_specfuse.members.sizes import size_of
 
 from . import fake_hub
 
@@ -106,17 +105,6 @@ def test_all_parts_of_a_split_model_are_fetched_and_the_first_one_is_loaded(serv
             assert path.name == "B-Q2_K-00001-of-00003.gguf"
     served.add("me/Cut-GGUF", dict(list(SPLIT.items())[:2]))
     assert "lacks 1 of the files" in str(refused("hf:me/Cut-GGUF")[0])
-
-
-@pytest.mark.parametrize("ranges", [True, False])
-def test_of_the_beginning_of_a_file_no_more_is_read(served, ranges):
-    served.ranges = ranges
-    served.cuts = [2000]
-    served.pause.clear()  # what follows never comes
-    described = hub.described(NAME, 1000)
-    assert (described.file, described.size) == ("Model-Q4_K_M.gguf", len(Q4))
-    assert described.path is None and described.beginning == Q4[:1000]
-    assert hub.cached(NAME) is None
 
 
 @pytest.mark.parametrize(
@@ -495,13 +483,12 @@ def test_a_list_that_does_not_end_is_not_read_to_its_end(served):
     assert "list of files" in str(error) and served.sent < 100 * 10**6
 
 
-@pytest.mark.parametrize("endless", ["list", "file"])
-def test_an_answer_that_drips_is_given_up(served, monkeypatch, endless):
+def test_a_list_that_drips_is_given_up(served, monkeypatch):
     monkeypatch.setattr(hub, "LONGEST_S", 0.5)
-    served.endless, served.drip_s = {endless}, 0.05
+    served.endless, served.drip_s = {"list"}, 0.05
     begun = time.monotonic()
     with pytest.raises(MemberError, match="cannot be reached"):
-        size_of(NAME)
+        hub.fetched(NAME)
     assert time.monotonic() - begun < 10
 
 
@@ -530,14 +517,11 @@ def test_strange_entries_of_a_list_are_passed_over(served):
     assert hub.fetched(NAME).read_bytes() == Q4
 
 
-@pytest.mark.parametrize("kind", ["list", "file", "beginning"])
+@pytest.mark.parametrize("kind", ["list", "file"])
 def test_a_token_is_sent_to_no_other_host(served, monkeypatch, kind):
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     served.list_redirects, served.redirects = kind == "list", kind != "list"
-    if kind == "beginning":
-        size_of(NAME)
-    else:
-        assert hub.fetched(NAME).read_bytes() == Q4
+    assert hub.fetched(NAME).read_bytes() == Q4
     shown = set(zip(served.hosts, served.tokens, strict=True))
     assert shown == {("127.0.0.1", "Bearer hf_secret"), ("localhost", None)}
 
@@ -631,10 +615,9 @@ def test_a_disk_that_becomes_full_is_an_error_with_advice(served, monkeypatch):
 
 def test_without_huggingface_hub_the_error_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    for ask in (hub.fetched, size_of):
-        with pytest.raises(UsageError, match="huggingface_hub") as raised:
-            ask(NAME)
-        assert "langchain-specfuse[hub]" in raised.value.__notes__[0]
+    with pytest.raises(UsageError, match="huggingface_hub") as raised:
+        hub.fetched(NAME)
+    assert "langchain-specfuse[hub]" in raised.value.__notes__[0]
 
 
 # --- members --------------------------------------------------------------------------------------
@@ -685,23 +668,14 @@ def test_transformers_says_that_it_reads_no_gguf_file_by_name(served):
     assert f"LlamaCppMember('{NAME}')" in raised.value.__notes__[0]
 
 
-@pytest.mark.parametrize("model", ["gpt2", "me/Model", NAME])
-def test_a_size_that_the_hub_does_not_tell_is_no_mistake_in_the_name(served, model):
-    served.stop()
-    with pytest.raises(MemberError, match="cannot be reached") as raised:
-        size_of(model)
-    assert model in str(raised.value)
-
-
 @pytest.mark.parametrize("model", ["ollama/llama3.2", "llama3.2"])
 def test_a_name_that_is_not_on_the_hub_may_mean_a_chat_model(served, model):
-    for reading in (lambda: size_of(model), TransformersMember(model).probe):
-        with pytest.raises(MemberError) as raised:
-            reading()
-        assert any(
-            "model 'ollama:llama3.2'" in note or "named 'ollama:llama3.2'" in note
-            for note in raised.value.__notes__
-        )
+    with pytest.raises(MemberError) as raised:
+        TransformersMember(model).probe()
+    assert any(
+        "model 'ollama:llama3.2'" in note or "named 'ollama:llama3.2'" in note
+        for note in raised.value.__notes__
+    )
 
 
 def test_a_repository_without_the_prefix_is_no_file():

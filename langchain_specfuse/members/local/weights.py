@@ -8,8 +8,11 @@ from contextlib import AbstractContextManager
 from typing import Any
 from weakref import WeakValueDictionary
 
-from ..planning import cache_share
 from .cache import Cache, caches_on
+
+CACHE_SHARE = 0.3
+"""The cache of a member may take this part of the memory that is free after loading, or an equal
+part where there are too many caches for that: see :func:`cache_share`."""
 
 
 class Weights(ABC):
@@ -89,6 +92,15 @@ class Weights(ABC):
     def prune(self) -> None:
         """Free the adapters that no member uses any more."""
         return
+
+
+def cache_share(count: int) -> float:
+    """The part of the free memory that each of ``count`` caches may take.
+
+    >>> cache_share(1), cache_share(3), cache_share(5)
+    (0.3, 0.3, 0.2)
+    """
+    return min(CACHE_SHARE, 1 / max(count, 1))
 
 
 def prefix_bytes(budget: int, prefix_cache: bool | int) -> int:

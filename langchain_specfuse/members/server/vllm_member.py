@@ -49,7 +49,7 @@ _TOKENIZING = (
 )
 """Arguments of vLLM with which the model's own tokenizer may read and render other texts."""
 _ELSEWHERE = {
-    "device": "gpu=0 names a GPU; without it, the members are placed by their sizes",
+    "device": "gpu=0 names a GPU; without it, member i runs on GPU i mod n",
     "tensor_parallel_size": "tensor_parallel=2",
     "gpu_memory_utilization": "memory=0.5",
     **{
@@ -77,11 +77,11 @@ class VllmMember(ServerMember):
         The interpreter of the environment that has vLLM. Without it: this interpreter or, if there
         is no vLLM, that of ``$SPECFUSE_VLLM_PYTHON``.
     ``gpu``
-        The number of the GPU, or a list of numbers. Without it, the members are placed by their
-        sizes.
+        The number of the GPU, or a list of numbers. Without it, member i runs on GPU i mod n.
     ``memory``
-        The memory on each of its GPUs, in bytes or, up to 1, as a part of the whole. On a CPU it is
-        the memory for keys and values (default: 2 GiB).
+        The memory on each of its GPUs, in bytes or, up to 1, as a part of the whole. Without it, an
+        equal share of what is free there. On a CPU it is the memory for keys and values (default: 2
+        GiB).
     ``tensor_parallel``
         Over how many GPUs the model is split.
     ``engine_args``
@@ -203,7 +203,7 @@ class VllmMember(ServerMember):
     # --- the protocol -----------------------------------------------------------------------------
 
     def start_loading(self) -> None:
-        """Have the server planned together with those of other members."""
+        """Have the server placed together with those of other members."""
         self._own_server().want()
 
     def probe(self) -> Probe:

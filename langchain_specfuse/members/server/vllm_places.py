@@ -1,34 +1,40 @@
-"""Decides where vLLM servers run: on which GPUs, with how much of their memory, or on the CPU."""
+"""Decides where vLLM servers run: on which GPUs, with how much of their memory, or on the CPU.
+
+Without ``gpu=``, server i of n GPUs runs on GPU i mod n. Servers on one GPU divide evenly what is
+free there after the shares that users chose. Nothing here knows how large a model is: vLLM says so
+itself when one does not fit.
+"""
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 import os
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...errors import MemberError, UsageError
-from .. import planning
-from ..threads import shown
+from ...errors import UsageError, advised, amount
 from .vllm_program import flags, python_with_vllm
-from .vllm_source import (
-    CPU_CACHE,
-    VllmSource,
-    cache_bytes,
-    chosen_cache,
-    chosen_places,
-    is_here,
-    refuse_gpu,
-    size_of,
-)
+from .vllm_source import VllmSource
 
 if TYPE_CHECKING:
     from .vllm_server import VllmServer
 
 log = logging.getLogger("langchain_specfuse")
+
+CONTEXT_BYTES = 2**29
+"""The CUDA context of a process and the kernels that it loads. vLLM creates
+it before it measures the free memory."""
+USABLE = 0.92
+"""All members together take at most this part of a GPU, which is vLLM's own default for one."""
+CPU_CACHE = "VLLM_CPU_KVCACHE_SPACE"
+"""A variable of vLLM for CPUs: the GiB of the cache, instead of the flag."""
+CPU_CACHE_BYTES = 2 * 2**30
+"""The cache of a server that has no GPU, unless the user chose another size."""
+ANSWER_S = 10.0
+"""How long ``nvidia-smi`` may take to answer. It may hang if a GPU is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,96 +50,170 @@ class Place:
     """Variables of the user that it must not get."""
 
 
-def places_of(servers: Sequence[VllmServer]) -> dict[VllmServer, Place | BaseException]:
-    """The place of each of these servers: on GPUs, as planned for all of them, or on the CPU. For
-    one that cannot be placed, the error."""
-    known = planning.gpus()
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU of this machine."""
+
+    index: int
+    """Its number in ``nvidia-smi``: that of CUDA with ``CUDA_DEVICE_ORDER=PCI_BUS_ID``."""
+    uuid: str
+    total_bytes: int
+    free_bytes: int
+
+    @property
+    def usable_bytes(self) -> int:
+        """What servers that start now may take together."""
+        return min(self.free_bytes, int(USABLE * self.total_bytes))
+
+
+def places_of(
+    servers: Sequence[VllmServer], first: int = 0
+) -> dict[VllmServer, Place | BaseException]:
+    """The place of each of these servers, which start together: for one that has run, where it ran.
+    For one that cannot be placed, the error.
+
+    ``first``: how many GPUs servers were given that run already.
+    """
+    known = gpus()
     places: dict[VllmServer, Place | BaseException] = {}
-    on_gpus: dict[VllmServer, tuple[str, planning.Size]] = {}
-    on_cpu: dict[VllmServer, tuple[str, planning.Size | None]] = {}
+    on_gpus: dict[VllmServer, str] = {}
     for server in servers:
+        if server.place is not None:  # it starts again
+            places[server] = server.place
+            continue
         try:
             python, version = python_with_vllm(server.source.python)
             if known and "cpu" not in version:
-                on_gpus[server] = python, size_of(server.source)
-            else:
-                if not known and "cpu" not in version and version != "unknown":
-                    _warn_of_unseen_gpu(server, version)
-                on_cpu[server] = python, _known_size(server.source)
-        except (MemberError, UsageError) as error:  # the others start without it
-            places[server] = error
-    try:
-        places |= _on_gpus(on_gpus, known) if on_gpus else {}
-    except UsageError as error:
-        places |= dict.fromkeys(on_gpus, error)
-    try:
-        _check_memory({server: size for server, (_, size) in on_cpu.items()})
-        for server, (python, _) in on_cpu.items():
+                on_gpus[server] = python
+                continue
+            if not known and "cpu" not in version and version != "unknown":
+                _warn_of_unseen_gpu(server, version)
             places[server] = _on_cpu(server.source, python, len(servers))
-    except UsageError as error:
-        places |= dict.fromkeys(on_cpu, error)
-    return places
+        except UsageError as error:  # the others start without it
+            places[server] = error
+    return places | _on_gpus(on_gpus, known, first)
+
+
+# --- on GPUs --------------------------------------------------------------------------------------
+
+
+def gpus() -> list[Gpu]:
+    """The GPUs of this machine that this process may use, by ``nvidia-smi`` and
+    ``$CUDA_VISIBLE_DEVICES``. Empty without NVIDIA's driver."""
+    query = ["nvidia-smi", "--query-gpu=index,uuid,memory.total,memory.free"]
+    try:
+        answer = subprocess.run(
+            [*query, "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+            timeout=ANSWER_S,
+            check=True,
+        ).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        log.debug("nvidia-smi shows no GPU: %s", error)
+        return []
+    known: list[Gpu] = []
+    for line in answer.splitlines():
+        index, uuid, total, free = (cell.strip() for cell in line.split(","))
+        if total.isdigit() and free.isdigit():
+            known.append(Gpu(int(index), uuid, int(total) << 20, int(free) << 20))
+        else:
+            log.warning("nvidia-smi does not report the memory of a GPU: %s", line)
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        return known
+    visible: list[Gpu] = []
+    for name in filter(None, map(str.strip, chosen.split(","))):
+        visible += [gpu for gpu in known if name == str(gpu.index) or gpu.uuid.startswith(name)]
+    return visible
 
 
 def _on_gpus(
-    servers: Mapping[VllmServer, tuple[str, planning.Size]], known: Sequence[planning.Gpu]
-) -> dict[VllmServer, Place]:
-    names = _labels(list(servers))
-    sources = {name: server.source for name, server in names.items()}
-    totals = {gpu.index: gpu.total_bytes for gpu in known}
-    placed = planning.place(
-        {name: servers[server][1] for name, server in names.items()},
-        known,
-        **chosen_places(sources),
-    )
-    places = {}
-    for at in placed:
-        log.info(
-            "%s: GPU %s, %.1f GB on each: %.1f GB of weights, %d tokens of cache",
-            at.member,
-            ", ".join(map(str, at.gpus)),
-            at.memory_bytes / 1e9,
-            at.weight_bytes / 1e9,
-            at.tokens,
+    servers: Mapping[VllmServer, str], known: Sequence[Gpu], first: int
+) -> dict[VllmServer, Place | BaseException]:
+    places: dict[VllmServer, Place | BaseException] = {}
+    chosen: dict[VllmServer, list[Gpu]] = {}
+    for server in servers:
+        source = server.source
+        try:
+            if source.gpu is not None:
+                chosen[server] = _pinned(source, known)
+                continue
+            count = source.tensor_parallel or 1
+            _refuse_many(source, count, known)
+            chosen[server] = [known[(first + at) % len(known)] for at in range(count)]
+            first += count
+        except UsageError as error:
+            places[server] = error
+    for server, its_gpus in chosen.items():
+        try:
+            part = min(_part(server, gpu, chosen) for gpu in its_gpus)
+        except UsageError as error:
+            places[server] = error
+            continue
+        numbers = ",".join(str(gpu.index) for gpu in its_gpus)
+        log.info("%s: GPU %s, %.1f%% of the memory", server.name, numbers, 100 * part)
+        own = {"gpu_memory_utilization": part, "tensor_parallel_size": len(its_gpus)}
+        variables = {"CUDA_VISIBLE_DEVICES": numbers, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+        places[server] = Place(
+            servers[server],
+            tuple(flags(own)),
+            tuple(variables.items()),
+            tuple(gpu.index for gpu in its_gpus),
         )
-        part = at.memory_bytes / max(totals[index] for index in at.gpus)
-        chosen = {
-            "gpu_memory_utilization": _rounded_down(part),
-            "tensor_parallel_size": len(at.gpus),
-        }
-        if len({totals[index] for index in at.gpus}) > 1:
-            # A fraction of the smallest GPU might leave no cache.
-            chosen["kv_cache_memory_bytes"] = at.cache_bytes
-        variables = {
-            "CUDA_VISIBLE_DEVICES": ",".join(map(str, at.gpus)),
-            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        }
-        server = names[at.member]
-        python = servers[server][0]
-        places[server] = Place(python, tuple(flags(chosen)), tuple(variables.items()), at.gpus)
     return places
 
 
-def _rounded_down(part: float) -> float:
-    """A part of a GPU in four digits. vLLM refuses a part that is larger than what is free. What
-    floating point has taken from a part that the user chose is given back.
+def _pinned(source: VllmSource, known: Sequence[Gpu]) -> list[Gpu]:
+    """The GPUs that the user chose."""
+    by_index = {gpu.index: gpu for gpu in known}
+    wanted = source.gpu or ()
+    if not set(wanted) <= by_index.keys():
+        error = UsageError(
+            f"{source.model} must use gpu={list(wanted)}, but the machine has {sorted(by_index)}"
+        )
+        raise advised(error, "name existing GPUs by their numbers in nvidia-smi")
+    return [by_index[index] for index in wanted]
 
-    >>> _rounded_down(0.46749), _rounded_down(0.29999999999)
-    (0.4674, 0.3)
-    """
-    return math.floor(part * 10_000 + 0.001) / 10_000
+
+def _refuse_many(source: VllmSource, count: int, known: Sequence[Gpu]) -> None:
+    if count > len(known):
+        error = UsageError(
+            f"{source.model} needs {amount(count, 'GPU')} (tensor_parallel), but the machine has "
+            f"{amount(len(known), 'GPU')}"
+        )
+        raise advised(error, "choose fewer, or a machine with more GPUs")
 
 
-def _labels(servers: Sequence[VllmServer]) -> dict[str, VllmServer]:
-    """A name for each server in the plan."""
-    labels: dict[str, VllmServer] = {}
-    for server in servers:
-        numbers = itertools.count(2)
-        label = server.name
-        while label in labels:
-            label = f"{server.name}#{next(numbers)}"
-        labels[label] = server
-    return labels
+def _part(server: VllmServer, gpu: Gpu, chosen: Mapping[VllmServer, Sequence[Gpu]]) -> float:
+    """The part of this GPU's memory that the server gets: what its user chose, or as much as every
+    other server there whose user chose nothing. It is rounded down, because vLLM refuses a part
+    that is larger than what is free."""
+    memory = server.source.memory
+    if memory is not None:
+        return _chosen_bytes(memory, gpu) / gpu.total_bytes
+    here = [other.source.memory for other, its_gpus in chosen.items() if gpu in its_gpus]
+    fixed = [_chosen_bytes(other, gpu) for other in here if other is not None]
+    left = gpu.usable_bytes - CONTEXT_BYTES * len(here) - sum(fixed)
+    share = left / (len(here) - len(fixed))
+    part = math.floor(share / gpu.total_bytes * 10_000) / 10_000
+    if part <= 0:
+        error = UsageError(
+            f"nothing is left on GPU {gpu.index} for {server.name}: {gpu.free_bytes / 1e9:.1f} GB "
+            "of its memory are free"
+        )
+        raise advised(
+            error,
+            "choose another GPU (gpu=), or give the other members there less (memory=)",
+        )
+    return part
+
+
+def _chosen_bytes(memory: float, gpu: Gpu) -> float:
+    return memory * gpu.total_bytes if memory <= 1 else memory
+
+
+# --- on the CPU -----------------------------------------------------------------------------------
 
 
 def _warn_of_unseen_gpu(server: VllmServer, version: str) -> None:
@@ -149,60 +229,38 @@ def _warn_of_unseen_gpu(server: VllmServer, version: str) -> None:
     )
 
 
-def _known_size(source: VllmSource) -> planning.Size | None:
-    """The size of a model; None if it is unknown, because on a CPU vLLM can start without it.
-    Raises if there is no such model, before vLLM takes half a minute to find that out."""
-    try:
-        return size_of(source)
-    except MemberError as error:
-        if error.kind == "not_found" or not is_here(source):
-            raise
-        log.info("%s", error)
-    except Exception as error:  # vLLM may know more about the files
-        log.info("the size of %s is unknown: %s", source.model, shown(error))
-    return None
-
-
-def _check_memory(servers: Mapping[VllmServer, planning.Size | None]) -> None:
-    """Log how these servers share this machine's memory. Raises if there is no room for them."""
-    names = _labels(list(servers))
-    sizes = {name: servers[server] for name, server in names.items()}
-    known = {name: size for name, size in sizes.items() if size is not None}
-    caches = {name: cache_bytes(names[name].source) for name in known}
-    try:
-        free = planning.free_memory()
-    except UsageError:  # psutil is no requirement of servers
-        return
-    for at in planning.place_in_memory(known, free, caches=caches):
-        log.info(
-            "%s: %.1f GB of memory: %.1f GB of weights, %d tokens of cache",
-            at.member,
-            at.memory_bytes / 1e9,
-            at.weight_bytes / 1e9,
-            at.tokens,
-        )
-
-
 def _on_cpu(source: VllmSource, python: str, count: int) -> Place:
     """The flags and variables of one of ``count`` servers that a CPU runs side by side. A variable
     of the user counts more."""
-    refuse_gpu(source)
-    chosen = {
-        "kv_cache_memory_bytes": cache_bytes(source),
+    if source.gpu:
+        error = UsageError(
+            f"{source.model} must run on gpu={list(source.gpu)}, but there is no GPU"
+        )
+        raise advised(error, "leave gpu= out, or see what nvidia-smi shows, and which vLLM this is")
+    own: dict[str, object] = {
         "enforce_eager": True,  # compiling takes a minute
         "block_size": 32,  # vLLM's 128 would read up to 127 tokens again for each scored token
+        "tensor_parallel_size": source.tensor_parallel,
     }
-    if source.tensor_parallel is not None:
-        chosen["tensor_parallel_size"] = source.tensor_parallel
+    unset: tuple[str, ...] = (CPU_CACHE,)  # it would replace the flag
+    if source.memory is not None:
+        own["kv_cache_memory_bytes"] = _part_of_memory(source.memory)
+    elif os.environ.get(CPU_CACHE) and "kv_cache_memory" not in source.engine_args:
+        unset = ()
+    else:
+        own["kv_cache_memory_bytes"] = CPU_CACHE_BYTES
     usual = {
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # several servers must not take the same cores
         "OMP_NUM_THREADS": str(max(1, _cores() // count)),
     }
     variables = {name: os.environ.get(name, value) for name, value in usual.items()}
-    # It would replace the flag. vLLM 0.32 dies of an empty one.
-    is_chosen = source.memory is not None or chosen_cache(source) is not None
-    unset = (CPU_CACHE,) if is_chosen else ()
-    return Place(python, tuple(flags(chosen)), tuple(variables.items()), unset=unset)
+    return Place(python, tuple(flags(own)), tuple(variables.items()), unset=unset)
+
+
+def _part_of_memory(memory: float) -> int:
+    if memory > 1:
+        return int(memory)
+    return int(memory * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 def _cores() -> int:

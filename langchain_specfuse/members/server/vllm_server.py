@@ -1,7 +1,7 @@
 """The vLLM servers that this process has started: which there are, where they run, who uses them.
 
 Members with the same source share a server, even if they differ in their LoRA adapters. Servers
-that are wanted at the same time are planned together, before the first of them starts. Servers on
+that are wanted at the same time are placed together, before the first of them starts. Servers on
 one GPU start one after another, because vLLM measures the free memory while it starts; those on
 different GPUs start side by side.
 
@@ -53,13 +53,13 @@ _LOCK = threading.RLock()
 """Guards the following, and the states of servers."""
 _SERVERS: dict[VllmSource, VllmServer] = {}
 _WANTED: dict[VllmServer, None] = {}
-"""Servers that the next plan places."""
+"""Servers that are placed next."""
 _TURNS: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
 """GPU -> held while a server starts there."""
-_PLANNING = threading.Lock()
+_PLACING = threading.Lock()
 _LOADING: list[Future[None]] = []
-"""The starts on GPUs that the last plan has begun. The next plan waits for them, because what they
-will take still looks free. ``_PLANNING`` guards it."""
+"""The starts on GPUs that have begun together. The next ones wait for them, because what they
+will take still looks free. ``_PLACING`` guards it."""
 _LEFT: SimpleQueue[Callable[[], object]] = SimpleQueue()
 """What is to be done for members that nobody holds any more. Their finalizers run in any thread,
 perhaps while it holds a lock, so they only put something here."""
@@ -128,6 +128,8 @@ class VllmServer:
         """The process before that one. It has ended, and an error or the log names its log."""
         self._starting: Future[None] | None = None
         """Its last start."""
+        self.place: Place | None = None
+        """Where it has run; it starts there again."""
         self._restarted_at: float | None = None
         self.starts = 0
         """How often its process was started."""
@@ -153,7 +155,7 @@ class VllmServer:
                 process.stop()
 
     def want(self) -> None:
-        """Have the server placed by the next plan, unless it runs."""
+        """Have the server placed with the next ones, unless it runs."""
         with _LOCK:
             if self._starting is None or _has_failed(self._starting):
                 _WANTED[self] = None
@@ -257,6 +259,7 @@ class VllmServer:
         except BaseException as error:
             starting.set_exception(error)
         else:
+            self.place = place
             starting.set_result(None)
 
     def _start(self, place: Place) -> None:
@@ -431,6 +434,12 @@ def _has_failed(starting: Future[None]) -> bool:
     return starting.done() and starting.exception() is not None
 
 
+def _gpus_taken() -> int:
+    """How many GPUs servers were given that have started."""
+    with _LOCK:
+        return sum(len(server.place.gpus) for server in _SERVERS.values() if server.place)
+
+
 def _start_all(starts: Mapping[VllmServer, Future[None]]) -> None:
     """Place servers, and start each in a thread of its own."""
     released = threading.Event()
@@ -439,10 +448,10 @@ def _start_all(starts: Mapping[VllmServer, Future[None]]) -> None:
         _let_release()
     released.wait()
     try:
-        with _PLANNING:
+        with _PLACING:
             wait_for_ends()
             wait(_LOADING)
-            places = places_of(list(starts))
+            places = places_of(list(starts), _gpus_taken())
             _LOADING[:] = [
                 starts[server]
                 for server, place in places.items()

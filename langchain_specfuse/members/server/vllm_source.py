@@ -1,19 +1,18 @@
-"""What one vLLM server is started with: its model and arguments, and the memory that they need."""
+"""What one vLLM server is started with: its model and its arguments."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...errors import MemberError, UsageError, advised
+from ...errors import UsageError, advised, amount
 from ...secret_values import found_in, is_secret, masked
-from .. import hub, planning
+from .. import hub
 
 _RESERVED = {
     "model": "it is the first argument",
@@ -26,13 +25,13 @@ _RESERVED = {
     "ssl_": "it listens on this machine only, without TLS",
     "headless": "the server answers requests itself",
     "api_server_count": "one process answers the requests of all members",
-    "config": "write its flags into engine_args, where the plan sees them",
+    "config": "write its flags into engine_args",
     "lora_modules": "adapters are named by adapter=, a member each",
     "device": "pass gpu=; on a CPU, install vLLM's build for CPUs",
     "device_ids": "pass gpu=",
     "tensor_parallel_size": "pass tensor_parallel=",
-    "gpu_memory_utilization": "pass memory=, which the plan of all members knows",
-    "device_memory_utilization": "pass memory=, which the plan of all members knows",
+    "gpu_memory_utilization": "pass memory=",
+    "device_memory_utilization": "pass memory=",
 }
 """Flags that the member sets itself, and what to do instead. One that ends with ``_`` stands for
 all that begin like this."""
@@ -44,16 +43,13 @@ _UNPLANNED = (
     "node_rank",
     "master_",
 )
-"""Flags that start processes on further GPUs or machines, of which the plan does not know."""
+"""Flags that start processes on further GPUs or machines, which other members may have."""
 _BACKENDS = (None, "mp", "uni")
 """Values of ``distributed_executor_backend`` whose processes are children of the server."""
 _SHORT = 3
 """vLLM's one-letter and similar flags have at most so many letters, and no others do."""
-_CACHE = "kv_cache_memory_bytes"
-_BYTE_CACHES = ("fp8", "int8")
-"""How the names of caches begin whose numbers take a byte. Others take as much as the model's."""
-CPU_CACHE = "VLLM_CPU_KVCACHE_SPACE"
-"""A variable of vLLM for CPUs: the GiB of the cache, instead of the flag."""
+LEAST_BYTES = 1e6
+"""Fewer bytes of memory are a mistake: gigabytes were meant, probably."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +80,14 @@ def source_of(
     contradict each other."""
     name = os.fspath(model)
     numbers = _numbers(gpu)
-    planning.check_choices(name, numbers, memory, tensor_parallel)
+    _check_place(name, numbers, memory, tensor_parallel)
     return VllmSource(
         name,
         None if python is None else os.fspath(python),
         numbers,
         memory,
         tensor_parallel,
-        _as_json(engine_args or {}, memory),
+        _as_json(engine_args or {}),
         batch_invariant,
     )
 
@@ -102,7 +98,24 @@ def _numbers(gpu: int | Sequence[int] | None) -> tuple[int, ...] | None:
     return (gpu,) if isinstance(gpu, int) else tuple(gpu)
 
 
-def _as_json(arguments: Mapping[str, Any], memory: float | None) -> str:
+def _check_place(
+    name: str, gpu: tuple[int, ...] | None, memory: float | None, tensor_parallel: int | None
+) -> None:
+    """Refuse what cannot work on any machine."""
+    if gpu is not None and (not gpu or len(set(gpu)) < len(gpu) or min(gpu) < 0):
+        error = UsageError(f"{name} must use at least one GPU, each once, got gpu={list(gpu)}")
+        raise advised(error, "name GPUs by their numbers in nvidia-smi: gpu=0 or gpu=[0, 1]")
+    if gpu is not None and tensor_parallel not in (None, len(gpu)):
+        error = UsageError(
+            f"{name} must use {amount(len(gpu), 'GPU')}, but tensor_parallel is {tensor_parallel}"
+        )
+        raise advised(error, "leave one of the two out")
+    if memory is not None and 1 < memory < LEAST_BYTES:
+        error = UsageError(f"the memory of {name} is in bytes, and no model fits into {memory:g}")
+        raise advised(error, f"for {memory:g} GB, pass memory={memory:g}e9; 0.5 is half of the GPU")
+
+
+def _as_json(arguments: Mapping[str, Any]) -> str:
     """``engine_args`` as text. Refuses those that the member sets itself, and keys: other users of
     the machine see the arguments of its processes."""
     plain = {str(name).lstrip("-").replace("-", "_"): value for name, value in arguments.items()}
@@ -111,13 +124,6 @@ def _as_json(arguments: Mapping[str, Any], memory: float | None) -> str:
         if is_secret(name):
             error = UsageError(f"engine_args holds {name!r}, but arguments of processes are public")
             raise advised(error, "put it into an environment variable, such as HF_TOKEN")
-    cache = plain.pop("kv_cache_memory", None)  # the name in vLLM's own log
-    cache = plain.get(_CACHE, cache)
-    if cache is not None:
-        if memory is not None:
-            error = UsageError(f"memory= and the engine argument {_CACHE} are both given")
-            raise advised(error, "leave one of the two out")
-        plain[_CACHE] = _bytes(cache)
     if any(found_in({name: _read(value) for name, value in plain.items()})):
         error = UsageError("engine_args holds a secret, but arguments of processes are public")
         raise advised(error, "put it into a file or an environment variable that vLLM reads")
@@ -137,7 +143,7 @@ def _read(value: Any) -> Any:
 
 
 def _refuse_reserved(name: str, value: Any) -> None:
-    """Refuse a flag that the member sets itself, or that takes what the plan does not count."""
+    """Refuse a flag that the member sets itself, or that takes what other members may have."""
     for flag, advice in _RESERVED.items():
         full = _full_name(name, flag)
         if full is not None:
@@ -148,8 +154,7 @@ def _refuse_reserved(name: str, value: Any) -> None:
         unplanned.append(name)
     for full in filter(None, unplanned):
         error = UsageError(
-            f"engine_args holds {full!r}, which takes GPUs or machines that the plan of all "
-            "members does not count"
+            f"engine_args holds {full!r}, which takes GPUs or machines that other members may have"
         )
         raise advised(
             error,
@@ -169,58 +174,6 @@ def _full_name(name: str, flag: str) -> str | None:
     return name if flag.endswith("_") and name.startswith(flag) else None
 
 
-def _bytes(value: Any) -> int:
-    """The size of a cache, as a number or as vLLM reads it: "4G" (GiB) or "4.5g" (GB)."""
-    size = value if isinstance(value, int | float) and not isinstance(value, bool) else 0
-    found = re.fullmatch(r"(\d+)([KMGT]?)|(\d+(?:\.\d+)?)([kmgt])", str(value).strip())
-    if isinstance(value, str) and found and found[1]:
-        size = int(found[1]) << (10 * " KMGT".index(found[2] or " "))
-    elif isinstance(value, str) and found:
-        size = float(found[3]) * 1000 ** " kmgt".index(found[4])
-    if not planning.LEAST_BYTES <= size < float("inf"):
-        error = UsageError(
-            f"the engine argument {_CACHE} is a number of bytes, at least "
-            f"{planning.LEAST_BYTES:,.0f}; got {masked(value)!r:.80}"
-        )
-        raise advised(error, "for example 4e9 or '4G'; leave it out to have it planned")
-    return int(size)
-
-
-# --- memory --------------------------------------------------------------------------------------
-
-
-def size_of(source: VllmSource) -> planning.Size:
-    """The size of the model as vLLM loads it."""
-    chosen = json.loads(source.engine_args)
-    dtype = chosen.get("dtype", "auto")
-    try:
-        size = planning.size_of(
-            source.model,
-            dtype=dtype,
-            quantization=chosen.get("quantization"),
-            revision=chosen.get("revision"),
-        )
-    except FileNotFoundError as error:
-        missing = MemberError(f"{source.model} contains no model: {error}", kind="not_found")
-        raise advised(missing, "name a hub id, or a folder as save_pretrained writes it") from error
-    if not str(chosen.get("kv_cache_dtype")).startswith(_BYTE_CACHES):
-        return size
-    wide = dtype in ("float32", "float")
-    per_token = size.cache_bytes_per_token // (4 if wide else 2)
-    return replace(size, cache_bytes_per_token=per_token)
-
-
-def is_here(source: VllmSource) -> bool:
-    """Whether the model is on this disk, as far as its config says it."""
-    if os.path.exists(os.path.expanduser(source.model)):
-        return True
-    chosen = json.loads(source.engine_args)
-    folder = chosen.get("download_dir")
-    if folder is not None:
-        return os.path.exists(folder)
-    return hub.is_cached(source.model, chosen.get("revision"))
-
-
 def downloads(source: VllmSource) -> Path | None:
     """The folder into which vLLM fetches the model; None if it fetches nothing, or it is not known
     where."""
@@ -233,52 +186,3 @@ def downloads(source: VllmSource) -> Path | None:
         return hub.downloads(source.model)
     except ImportError:
         return None
-
-
-def chosen_places(sources: Mapping[str, VllmSource]) -> dict[str, dict[str, Any]]:
-    """What the users of these servers chose, as arguments of :func:`.place`."""
-    named = sources.items()
-    return {
-        "pinned": {name: source.gpu for name, source in named if source.gpu},
-        "memory": {name: source.memory for name, source in named if source.memory},
-        "tensor_parallel": {
-            name: source.tensor_parallel for name, source in named if source.tensor_parallel
-        },
-        "caches": {
-            name: size for name, source in named if (size := chosen_cache(source)) is not None
-        },
-    }
-
-
-def chosen_cache(source: VllmSource) -> int | None:
-    """The bytes of the cache on each GPU that the user chose as an argument of vLLM."""
-    size: int | None = json.loads(source.engine_args).get(_CACHE)
-    return size
-
-
-def chosen_length(source: VllmSource) -> int | None:
-    """The longest context that the user chose as an argument of vLLM; None: vLLM chooses."""
-    length = json.loads(source.engine_args).get("max_model_len")
-    return length if isinstance(length, int) and length > 0 else None
-
-
-def refuse_gpu(source: VllmSource) -> None:
-    """Refuse a server that must run on a GPU where there is none that it can use."""
-    if source.gpu:
-        error = UsageError(
-            f"{source.model} must run on gpu={list(source.gpu)}, but there is no GPU"
-        )
-        raise advised(error, "leave gpu= out, or see what nvidia-smi shows, and which vLLM this is")
-
-
-def cache_bytes(source: VllmSource) -> int:
-    """The cache of a server on a CPU."""
-    chosen = chosen_cache(source)
-    if chosen is not None:
-        return chosen
-    if source.memory is None:
-        usual = os.environ.get(CPU_CACHE, "")
-        return int(usual) << 30 if usual.isdecimal() else planning.CPU_CACHE_BYTES
-    if source.memory > 1:
-        return int(source.memory)
-    return int(source.memory * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from langchain_specfuse.members.planning import place_in_memory, size_of
-
 from .. import tiny_gguf
 
 pytestmark = pytest.mark.real
@@ -32,11 +30,9 @@ print(json.dumps([member.cache.budget for member in members]))
 memory changes with what other processes do."""
 
 
-def test_caches_are_promised_no_more_than_is_free_and_as_much_as_planned(tmp_path: Path) -> None:
+def test_caches_are_promised_equal_parts_and_together_no_more_than_is_free(tmp_path: Path) -> None:
     files = [str(tiny_gguf.llama(tmp_path / f"{seed}.gguf", seed)) for seed in range(5)]
     command = [sys.executable, "-c", BUDGETS, *files]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
     budgets = json.loads(done.stdout.splitlines()[-1])
-    planned = place_in_memory({file: size_of(file) for file in files}, FREE)
-    assert len(budgets) == 5 and sum(budgets) <= FREE
-    assert budgets == pytest.approx([at.cache_bytes for at in planned], rel=0.01)
+    assert len(budgets) == 5 and len(set(budgets)) == 1 and 0.95 * FREE < sum(budgets) <= FREE

@@ -30,7 +30,7 @@ from langchain_specfuse.core.values import Draft, DraftJob, Sampling
 from langchain_specfuse.errors import MemberError, UsageError
 from langchain_specfuse.members.server import vllm_log
 
-from .. import fake_hub, lora, tiny
+from .. import lora, tiny
 from ..fake_server import INST_END, FakeServer
 from .test_process import are_gone, until
 
@@ -461,21 +461,9 @@ def test_a_flag_that_vllm_does_not_know_is_an_error_of_the_caller(
     member.unload()
 
 
-def test_a_model_that_does_not_exist_is_an_error_before_anything_starts(starts: Starts) -> None:
-    for name in ("nobody/no such model", "./nowhere"):
-        with pytest.raises(MemberError) as caught:
-            SpecFuseChatModel(members=[f"vllm:{name}"]).invoke(QUESTION)
-        assert name.removeprefix("./") in str(caught.value)
-    assert len(starts()) == 0
-
-
-def test_a_hub_that_cannot_be_reached_is_an_error_before_anything_starts(
-    starts: Starts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    with fake_hub.running(monkeypatch, tmp_path / "hub") as hub:
-        hub.stop()
-        with pytest.raises(MemberError, match="cannot be reached"):
-            VllmMember("org/absent").probe()
+def test_a_folder_that_does_not_exist_is_an_error_before_anything_starts(starts: Starts) -> None:
+    with pytest.raises(MemberError, match="nowhere does not exist"):
+        SpecFuseChatModel(members=["vllm:./nowhere"]).invoke(QUESTION)
     assert len(starts()) == 0
 
 
@@ -604,8 +592,8 @@ def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     show_gpus(
         tmp_path,
         monkeypatch,
-        "0, GPU-a, 24576, 24000, Disabled, Big",
-        "1, GPU-b, 16384, 16000, Disabled, Small",
+        "0, GPU-a, 24576, 24000",
+        "1, GPU-b, 16384, 16000",
     )
 
 
@@ -619,7 +607,40 @@ def show_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *lines: str) -> N
     monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
 
 
-def test_members_share_gpus_as_planned_and_start_one_after_another_on_each(
+def test_members_take_one_gpu_after_another_and_share_it_equally(
+    folder: str, starts: Starts, two_gpus: None
+) -> None:
+    members = [VllmMember(folder, name=f"m{at}", engine_args={"seed": at}) for at in range(3)]
+    llm = SpecFuseChatModel(members=members, max_tokens=8, **SHORT)
+    assert llm.invoke(QUESTION).response_metadata["specfuse"]["exits"] == []
+    llm.unload()
+    first, second, third = sorted(starts(), key=lambda start: str(start["seed"]))
+    shown = [start["environment"]["CUDA_VISIBLE_DEVICES"] for start in (first, second, third)]
+    assert shown == ["0", "1", "0"]
+    assert first["environment"]["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert first["gpu_memory_utilization"] == third["gpu_memory_utilization"]
+    # 8% stay free, and each process has a context of 0.5 GiB beside its part
+    assert 2 * float(first["gpu_memory_utilization"]) == pytest.approx(0.92 - 1 / 24, abs=2e-4)
+    assert float(second["gpu_memory_utilization"]) == pytest.approx(0.92 - 0.5 / 16, abs=2e-4)
+
+
+def test_a_later_member_takes_the_next_gpu_and_a_restarted_one_its_own(
+    folder: str, starts: Starts, two_gpus: None
+) -> None:
+    first, second = (VllmMember(folder, engine_args={"seed": at}) for at in range(2))
+    for member in (first, second):
+        assert isinstance(tiny.reply_of(member, job()), Draft)
+    os.kill(starts()[1]["pids"][0], signal.SIGKILL)
+    until(lambda: second.is_away)
+    until(lambda: not second.is_away)
+    shown = [start["environment"]["CUDA_VISIBLE_DEVICES"] for start in starts()]
+    assert shown == ["0", "1", "1"]
+    assert starts()[2]["gpu_memory_utilization"] == starts()[1]["gpu_memory_utilization"]
+    for member in (first, second):
+        member.unload()
+
+
+def test_members_get_the_gpus_and_shares_that_were_chosen_and_start_one_after_another_on_each(
     folder: str,
     starts: Starts,
     two_gpus: None,
@@ -628,37 +649,41 @@ def test_members_share_gpus_as_planned_and_start_one_after_another_on_each(
 ) -> None:
     monkeypatch.setenv("FAKE_VLLM_LOADS_S", str(LOADS_S))
     members: list[Any] = [
-        {"model": f"vllm:{folder}", "gpu": 0, "memory": 0.5, "name": "a"},
-        {"model": f"vllm:{folder}", "gpu": 0, "memory": 0.3, "name": "b", "batch_invariant": True},
-        {"model": f"vllm:{folder}", "gpu": 1, "engine_args": {"seed": 7}, "name": "c"},
+        VllmMember(folder, gpu=0, memory=0.5, name="a"),
+        VllmMember(folder, gpu=0, name="b", batch_invariant=True),
+        VllmMember(folder, gpu=1, memory=8 * 2**30, engine_args={"seed": 7}, name="c"),
     ]
     llm = SpecFuseChatModel(members=members, max_tokens=8, **SHORT)
     with caplog.at_level(logging.INFO, "langchain_specfuse"):
         assert llm.invoke(QUESTION).response_metadata["specfuse"]["exits"] == []
-    by_share = {start["gpu_memory_utilization"]: start for start in starts()}
-    a, b = by_share["0.5"], by_share["0.3"]
+    llm.unload()
+    by_share = {start["gpu_memory_utilization"]: start for start in starts() if not start["seed"]}
+    a = by_share.pop("0.5")
+    (b,) = by_share.values()
     (c,) = (start for start in starts() if start["seed"] == "7")
     assert [start["environment"]["CUDA_VISIBLE_DEVICES"] for start in (a, b, c)] == ["0", "0", "1"]
     assert b["environment"]["VLLM_BATCH_INVARIANT"] == "1"
-    assert "VLLM_BATCH_INVARIANT" not in a["environment"]
-    planned = [at for at, text in enumerate(caplog.messages) if "tokens of cache" in text]
+    shares = [float(start["gpu_memory_utilization"]) for start in (a, b, c)]
+    assert shares == pytest.approx([0.5, 0.92 - 0.5 - 1 / 24, 0.5], abs=2e-4)
+    placed = [at for at, text in enumerate(caplog.messages) if "of the memory" in text]
     began = [at for at, text in enumerate(caplog.messages) if "vLLM is starting" in text]
-    assert len(planned) == 3 and max(planned) < min(began)
+    assert len(placed) == 3 and max(placed) < min(began)
     # a and b wait for each other; c does not wait
     assert abs(a["began"] - b["began"]) >= LOADS_S
     assert min(abs(c["began"] - a["began"]), abs(c["began"] - b["began"])) < LOADS_S
 
 
-def test_a_model_on_unlike_gpus_has_a_cache_of_a_fixed_size(
+def test_a_divided_model_takes_the_same_part_of_each_of_its_gpus(
     folder: str, starts: Starts, two_gpus: None
 ) -> None:
-    """vLLM takes the same fraction of both, which may leave no cache on the smaller one."""
-    member = VllmMember(folder, gpu=[0, 1], memory=8e9)
-    member.probe()
-    (start,) = starts()
-    assert float(start["gpu_memory_utilization"]) * (24 << 30) == pytest.approx(8e9, rel=0.01)
-    assert 5e9 < start["kv_cache_memory_bytes"] < 8e9
-    member.unload()
+    for arguments in ({"tensor_parallel": 2}, {"gpu": [0, 1]}):
+        member = VllmMember(folder, **arguments)
+        member.probe()
+        member.unload()
+        start = starts()[-1]
+        assert start["environment"]["CUDA_VISIBLE_DEVICES"] == "0,1"
+        assert start["tensor_parallel_size"] == 2
+        assert float(start["gpu_memory_utilization"]) == pytest.approx(0.92 - 0.5 / 16, abs=2e-4)
 
 
 def test_a_member_on_a_gpu_that_is_half_full_asks_for_no_more_than_is_free(
@@ -666,7 +691,7 @@ def test_a_member_on_a_gpu_that_is_half_full_asks_for_no_more_than_is_free(
 ) -> None:
     """vLLM counts after it has created its context, and refuses to start for a byte too few."""
     free = 12_001
-    show_gpus(tmp_path, monkeypatch, f"0, GPU-a, 24576, {free}, Disabled, Big")
+    show_gpus(tmp_path, monkeypatch, f"0, GPU-a, 24576, {free}")
     member = VllmMember(folder)
     member.probe()
     part = float(starts()[0]["gpu_memory_utilization"])
@@ -674,21 +699,49 @@ def test_a_member_on_a_gpu_that_is_half_full_asks_for_no_more_than_is_free(
     member.unload()
 
 
-def test_a_chosen_cache_is_part_of_the_plan_of_a_gpu(
-    folder: str, starts: Starts, two_gpus: None, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("chosen", "expected"), [("1", "1"), ("GPU-b,GPU-a", "1"), ("0,1", "0"), ("", None)]
+)
+def test_the_user_chooses_among_the_gpus_by_a_variable(
+    folder: str,
+    starts: Starts,
+    two_gpus: None,
+    monkeypatch: pytest.MonkeyPatch,
+    chosen: str,
+    expected: str | None,
 ) -> None:
-    """vLLM ignores the fraction when it reserves the cache, but refuses to start if less is free
-    than the fraction says. So the fraction covers this cache and no more."""
-    member = VllmMember(folder, gpu=1, engine_args={"kv-cache-memory": "2G"})
-    with caplog.at_level(logging.INFO, "langchain_specfuse"):
-        member.probe()
-    (start,) = starts()
-    assert start["kv_cache_memory_bytes"] == 2 * 2**30
-    part = float(start["gpu_memory_utilization"]) * 16
-    assert 2 < part < 5, "the cache and the memory to work, in GiB, and not all of the GPU"
-    (planned,) = [text for text in caplog.messages if "tokens of cache" in text]
-    assert "GPU 1, 4.0 GB on each" in planned
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+    member = VllmMember(folder)
+    member.probe()
+    start = starts()[0]
+    assert start["environment"]["CUDA_VISIBLE_DEVICES"] == (expected or "")
+    assert start["enforce_eager"] == (expected is None)  # as on a CPU
     member.unload()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"gpu": 2}, r"must use gpu=\[2\], but the machine has \[0, 1\]"),
+        ({"tensor_parallel": 3}, r"needs 3 GPUs \(tensor_parallel\), but the machine has 2 GPUs"),
+    ],
+)
+def test_gpus_that_do_not_exist_are_an_error_before_anything_starts(
+    folder: str, starts: Starts, two_gpus: None, arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        VllmMember(folder, **arguments).probe()
+    assert len(starts()) == 0
+
+
+def test_a_full_gpu_is_an_error_that_says_what_to_do(
+    folder: str, starts: Starts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    show_gpus(tmp_path, monkeypatch, "0, GPU-a, 24576, 300")
+    with pytest.raises(UsageError, match=r"nothing is left on GPU 0 for .*0\.3 GB") as caught:
+        VllmMember(folder).probe()
+    assert "gpu=" in caught.value.__notes__[0] and "memory=" in caught.value.__notes__[0]
+    assert len(starts()) == 0
 
 
 def test_a_chosen_cache_takes_the_place_of_the_variable_of_the_user(
@@ -704,7 +757,7 @@ def test_a_chosen_cache_takes_the_place_of_the_variable_of_the_user(
     member.unload()
     usual, *chosen = starts()
     assert usual["environment"]["VLLM_CPU_KVCACHE_SPACE"] == "4"
-    assert usual["kv_cache_memory_bytes"] == 4 * 2**30, "the plan counts what the server takes"
+    assert usual["kv_cache_memory_bytes"] is None
     for start in chosen:
         assert "VLLM_CPU_KVCACHE_SPACE" not in start["environment"]  # vLLM dies of an empty one
         assert start["kv_cache_memory_bytes"] == 10**9
@@ -717,29 +770,14 @@ def test_a_server_whose_gpu_is_not_shown_starts_with_a_warning(
     about.parent.mkdir()
     about.write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0\n")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}")
-    with pytest.raises(UsageError, match="no room in memory"):
-        VllmMember(folder, memory=1e15).probe()
+    member = VllmMember(folder)
+    member.probe()
+    member.unload()
     (warning,) = [text for text in caplog.messages if "show no GPU" in text]
     assert "vLLM 0.32.0" in warning and "name its address" in warning
 
 
-def test_psutil_is_not_needed(folder: str, starts: Starts, monkeypatch: pytest.MonkeyPatch) -> None:
-    member = VllmMember(folder)
-    with monkeypatch.context() as without:
-        without.setitem(sys.modules, "psutil", None)
-        member.probe()
-    member.unload()
-
-
-def test_no_room_in_memory_is_an_error_before_anything_starts(folder: str, starts: Starts) -> None:
-    member = VllmMember(folder, memory=1e15)
-    with pytest.raises(UsageError, match="no room in memory"):
-        member.probe()
-    assert len(starts()) == 0
-    member.unload()
-
-
-def test_a_later_plan_waits_for_the_servers_of_an_earlier_one(
+def test_a_later_start_waits_for_the_servers_of_an_earlier_one(
     folder: str,
     starts: Starts,
     two_gpus: None,
@@ -766,16 +804,6 @@ def test_a_gpu_that_does_not_exist_is_an_error(folder: str, starts: Starts) -> N
     assert len(starts()) == 0
 
 
-def test_no_room_on_the_gpus_is_an_error_before_anything_starts(
-    folder: str, starts: Starts, two_gpus: None
-) -> None:
-    member = VllmMember(folder, gpu=1, memory=40e9)
-    with pytest.raises(UsageError, match="room"):
-        member.probe()
-    assert len(starts()) == 0
-    member.unload()
-
-
 # --- arguments ------------------------------------------------------------------------------------
 
 
@@ -793,12 +821,12 @@ def test_no_room_on_the_gpus_is_an_error_before_anything_starts(
         ({"engine_args": {"device-memory-utilization": 0.5}}, "which the member sets itself"),
         ({"engine_args": {"--tensor-parallel": 2}}, "'tensor_parallel_size', which the member"),
         ({"engine_args": {"device_ids": [0, 1]}}, "'device_ids', which the member sets itself"),
-        ({"engine_args": {"pipeline_parallel_size": 2}}, "plan of all members does not count"),
-        ({"engine_args": {"--data-parallel-size": 2}}, "plan of all members does not count"),
-        ({"engine_args": {"data_parallel_rank": 0}}, "plan of all members does not count"),
-        ({"engine_args": {"prefill-context-parallel-size": 2}}, "does not count"),
-        ({"engine_args": {"nnodes": 2}}, "plan of all members does not count"),
-        ({"engine_args": {"distributed_executor_backend": "ray"}}, "does not count"),
+        ({"engine_args": {"pipeline_parallel_size": 2}}, "other members may have"),
+        ({"engine_args": {"--data-parallel-size": 2}}, "other members may have"),
+        ({"engine_args": {"data_parallel_rank": 0}}, "other members may have"),
+        ({"engine_args": {"prefill-context-parallel-size": 2}}, "other members may have"),
+        ({"engine_args": {"nnodes": 2}}, "other members may have"),
+        ({"engine_args": {"distributed_executor_backend": "ray"}}, "other members may have"),
         ({"engine_args": {"config": "vllm.yaml"}}, "'config'"),
         ({"engine_args": {"api_server_count": 2}}, "'api_server_count'"),
         ({"engine_args": {"headless": True}}, "'headless'"),
@@ -808,11 +836,6 @@ def test_no_room_on_the_gpus_is_an_error_before_anything_starts(
         ({"memory": float("inf")}, "memory"),
         ({"memory": 0}, "above 0"),
         ({"memory": 20}, "in bytes, and no model fits into 20"),
-        ({"memory": 0.5, "engine_args": {"kv_cache_memory_bytes": 10**9}}, "both given"),
-        ({"memory": 0.5, "engine_args": {"kv-cache-memory": 10**9}}, "both given"),
-        ({"engine_args": {"kv_cache_memory_bytes": 0}}, "a number of bytes"),
-        ({"engine_args": {"kv_cache_memory_bytes": "lots"}}, "a number of bytes"),
-        ({"engine_args": {"kv_cache_memory_bytes": 4}}, "a number of bytes"),
         ({"gpu": -1}, "at least 0"),
         ({"gpu": []}, "at least one GPU"),
         ({"gpu": [0, 0]}, "each once"),
