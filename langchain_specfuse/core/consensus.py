@@ -354,5 +354,4 @@ def _round(
         stalled=answer.stalled or answer.finish is None,
         efforts=clock.efforts,
         seconds=clock.seconds,
-        began=clock.began,
     )

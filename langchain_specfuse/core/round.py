@@ -162,8 +162,6 @@ class Round:
     """phase (``draft``, ``verify``) -> member -> effort."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """phase -> wall-clock seconds between asking and the last reply."""
-    began: Mapping[str, float] = field(default_factory=dict)
-    """phase -> start, in seconds of ``time.time()``."""
 
     @property
     def member(self) -> str:

@@ -142,7 +142,6 @@ def rounds(query: Query, settings: Settings, panel: Panel, referee: Referee = FR
             stalled=answer.stalled,
             efforts=clock.efforts,
             seconds=clock.seconds,
-            began=clock.began,
         )
         if answer.finish:
             return
@@ -315,7 +314,6 @@ def refused_round(
         finish="refusal",
         efforts=clock.efforts,
         seconds=clock.seconds,
-        began=clock.began,
     )
 
 
@@ -355,7 +353,6 @@ def ended_round(
         finish="check",
         efforts=clock.efforts,
         seconds=clock.seconds,
-        began=clock.began,
     )
 
 
@@ -488,7 +485,6 @@ class Clock:
         """member -> its refusal to draft."""
         self.seconds: dict[str, float] = {}
         self.efforts: dict[str, dict[str, Effort]] = {}
-        self.began: dict[str, float] = {}
         self._since = time.perf_counter()
 
     def lap(self, phase: str, replies: Replies) -> None:
@@ -496,7 +492,6 @@ class Clock:
         now = time.perf_counter()
         spent = now - self._since
         self._since = now
-        self.began.setdefault(phase, time.time() - spent)
         self.seconds[phase] = self.seconds.get(phase, 0.0) + spent
         efforts = self.efforts.setdefault(phase, {})
         for name, reply in replies.items():

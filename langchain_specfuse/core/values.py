@@ -158,8 +158,6 @@ class Effort:
     """Length of the prompt (0: unknown)."""
     seconds: float = 0.0
     """How long it took, without its wait for a turn; in a batch, its share of the time."""
-    began: float = 0.0
-    """Start, in seconds of ``time.time()`` (0: unknown)."""
     requests: int = 0
     """Requests to a model that is billed per use. ``input_tokens`` and ``output_tokens`` are the
     provider's counts, or estimates if it reports none (for example, after a cancelled request)."""
@@ -177,7 +175,6 @@ class Effort:
             self.reused + other.reused,
             max(self.prompt, other.prompt),
             self.seconds + other.seconds,
-            min(self.began, other.began) or self.began or other.began,
             self.requests + other.requests,
             self.input_tokens + other.input_tokens,
             self.output_tokens + other.output_tokens,

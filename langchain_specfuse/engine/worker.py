@@ -371,7 +371,7 @@ class Worker:
         now = time.monotonic()
         timer = _timer(batch[0].timeout_s, self._give_up, batch, now)
         watched = self._watched(batch, now)
-        began, since = time.time(), time.perf_counter()
+        since = time.perf_counter()
         replies = run_batch(batch)
         seconds = time.perf_counter() - since
         if timer is not None:
@@ -379,7 +379,7 @@ class Worker:
         if watched is not None:
             WATCH.remove(watched)
         pairs = [
-            (queued, with_cost(queued, reply, began, seconds))
+            (queued, with_cost(queued, reply, seconds))
             for queued, reply in zip(batch, replies, strict=True)
         ]
         still_open = self._end(batch)
@@ -439,13 +439,13 @@ class Worker:
             self._running = None
             self._begun.setdefault(id(batch[0].executor), set()).update(batch)
         for queued in batch:
-            deliver = partial(self._end_begun, queued, time.time(), time.perf_counter())
+            deliver = partial(self._end_begun, queued, time.perf_counter())
             try:
                 queued.member.begin(queued.work, queued.request, deliver)
             except BaseException as error:  # a member may raise anything; the others still begin
                 deliver(Failure.of(emptied(error)))
 
-    def _end_begun(self, queued: QueuedJob, began: float, since: float, reply: Any) -> None:
+    def _end_begun(self, queued: QueuedJob, since: float, reply: Any) -> None:
         """Deliver the first reply to a job that has begun."""
         executor = id(queued.executor)
         with self._lock:
@@ -456,7 +456,7 @@ class Worker:
             if not under_way:
                 del self._begun[executor]
         try:
-            reply = with_cost(queued, _checked(queued, reply), began, time.perf_counter() - since)
+            reply = with_cost(queued, _checked(queued, reply), time.perf_counter() - since)
         except BaseException as error:  # a member may return anything
             reply = Failure.of(emptied(error))
         # First what waits for this job, or the next job of its answer would overtake it.
@@ -707,15 +707,15 @@ def _run_apart(batch: list[QueuedJob], parts: list[list[QueuedJob]]) -> list[Any
     return [replies[id(queued)] for queued in batch]
 
 
-def with_cost(queued: QueuedJob, reply: Any, began: float, seconds: float) -> Any:
+def with_cost(queued: QueuedJob, reply: Any, seconds: float) -> Any:
     """The reply with the time that it took, where the member does not report it, and with the cost
     of the chunks that were read for it before."""
     if not isinstance(reply, Draft | Scored | Failure | PrefillPending):
         return reply
     effort = reply.effort
-    if not effort.began:
-        effort = replace(effort, began=began, seconds=effort.seconds or seconds)
-    if queued.spent.began and not isinstance(reply, PrefillPending):
+    if not effort.seconds:
+        effort = replace(effort, seconds=seconds)
+    if queued.spent != Effort() and not isinstance(reply, PrefillPending):
         effort += queued.spent
     if effort is reply.effort:
         return reply

@@ -162,8 +162,6 @@ class _Call:
         self.is_over = False
         """Whether its answer is over."""
         self._began = 0.0
-        self._began_at = 0.0
-        """The same in seconds of ``time.time()``."""
         self._silence: Silence | None = None
         self._interrupt: Callable[[], None] | None = None
         self._lock = threading.Lock()
@@ -175,7 +173,6 @@ class _Call:
     def start_clock(self) -> None:
         """Count its time from now on: waiting in a queue does not count."""
         self._began = self.sign = time.monotonic()
-        self._began_at = time.time()
         if self.job.silence_s is not None:
             self._silence = Silence(self.job.silence_s, self.sign, self.sign)
 
@@ -198,10 +195,9 @@ class _Call:
 
     def timed(self, reply: Any) -> Any:
         """Its reply with the time that it took since it began."""
-        if not isinstance(reply, Draft | Scored | Failure) or reply.effort.began:
+        if not isinstance(reply, Draft | Scored | Failure) or reply.effort.seconds:
             return reply
-        seconds = reply.effort.seconds or time.monotonic() - self._began
-        effort = replace(reply.effort, began=self._began_at, seconds=seconds)
+        effort = replace(reply.effort, seconds=time.monotonic() - self._began)
         return replace(reply, effort=effort)
 
     def reply(self, reply: Any) -> None:

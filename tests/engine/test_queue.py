@@ -99,7 +99,7 @@ class Reader(Gated):
         self.done.append(("r", job.query.id))
         if not self.forgets:
             self.known[job.query.id] = known = known + 1
-        return PrefillPending(size - known, Effort(read=10, seconds=self.chunk_s, began=1.0))
+        return PrefillPending(size - known, Effort(read=10, seconds=self.chunk_s))
 
 
 class Caller:

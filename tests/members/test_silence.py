@@ -445,10 +445,8 @@ def test_the_seconds_of_a_job_do_not_include_its_wait_for_a_turn(served: Any) ->
     went_on = time.time()
     go_on.set()
     assert until(lambda: len(replies) == 2)
-    first, second = replies["first"].effort, replies["second"].effort
-    assert first.began < went_on
-    assert second.began >= went_on
-    assert second.began + second.seconds <= time.time()
+    second = replies["second"].effort
+    assert second.seconds <= time.time() - went_on
 
 
 def test_a_request_that_hangs_keeps_no_other_answer_of_a_server_waiting(served: Any) -> None:

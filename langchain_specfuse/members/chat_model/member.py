@@ -279,7 +279,7 @@ class ChatModelMember(ConcurrentMember):
     # --- drafts -----------------------------------------------------------------------------------
 
     def _draft(self, job: DraftJob) -> Draft | Failure:
-        began, start = time.time(), time.perf_counter()
+        start = time.perf_counter()
         answer = _text_of(job.answer)
         refusals = self._refusals.get(job.query.id, {})
         if job.sampling in refusals:
@@ -297,7 +297,6 @@ class ChatModelMember(ConcurrentMember):
             self._priced(sum(others, stream.new_usage())),
             read=stream.words - words_before,
             seconds=time.perf_counter() - start,
-            began=began,
         )
         if stream.is_refused_after(answer + text):
             self._refusals[job.query.id] = {**refusals, job.sampling: stream.refusal}
@@ -510,7 +509,7 @@ class ChatModelMember(ConcurrentMember):
     def _ballot(self, job: ScoreJob) -> Scored:
         """One number per draft: the log of its share of two ballots, which list the drafts in
         opposite orders."""
-        began, start = time.time(), time.perf_counter()
+        start = time.perf_counter()
         self._refuse_if_spent(job)
         size = len(job.candidates)
         _refuse_too_many(size)
@@ -528,7 +527,7 @@ class ChatModelMember(ConcurrentMember):
                 counts[order[LETTERS.index(letter)]] += 1.0
         scores = tuple((math.log(count / math.fsum(counts)),) for count in counts)
         seconds = time.perf_counter() - start
-        return Scored(scores, replace(self._priced(effort), seconds=seconds, began=began))
+        return Scored(scores, replace(self._priced(effort), seconds=seconds))
 
     def _ballot_messages(self, job: ScoreJob, order: Sequence[int]) -> list[BaseMessage]:
         """The ballot: the conversation, the answer so far, and the drafts, labelled with

@@ -226,13 +226,13 @@ class _Cost:
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
         self._before = cache.tokens_read
-        self._began, self._since = time.time(), time.perf_counter()
+        self._since = time.perf_counter()
 
     def share(self, batch: Sequence[OpenJob]) -> Effort:
         """Each job's share of the cost."""
         read = (self._cache.tokens_read - self._before) // len(batch)
         seconds = (time.perf_counter() - self._since) / len(batch)
-        return Effort(read, seconds=seconds, began=self._began)
+        return Effort(read, seconds=seconds)
 
 
 # --- one job --------------------------------------------------------------------------------------
