@@ -23,20 +23,11 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, TypeVar
 
-from .secret_values import masked
-
 _E = TypeVar("_E", bound=BaseException)
 
 
 class SpecFuseError(Exception):
-    """Base of every error that langchain-specfuse raises on purpose. Its message and notes contain
-    no key, token or password that this process was given."""
-
-    def __init__(self, *args: object) -> None:
-        super().__init__(*map(masked, args))
-
-    def add_note(self, note: str) -> None:
-        super().add_note(masked(note))
+    """Base of every error that langchain-specfuse raises on purpose."""
 
 
 class UsageError(SpecFuseError, ValueError):

@@ -13,14 +13,13 @@ ROOT = Path(__file__).parent.parent / "langchain_specfuse"
 FILES = {path.relative_to(ROOT).as_posix(): path for path in sorted(ROOT.rglob("*.py"))}
 
 MAY_IMPORT = {
-    "secret_values": set(),
-    "errors": {"secret_values"},
+    "errors": set(),
     "user_code": {"errors"},
-    "core": {"errors", "secret_values"},
+    "core": {"errors"},
     "engine": {"core", "errors"},
     "constraints": {"core", "errors"},
     "checks": {"constraints", "core", "errors"},
-    "members": {"constraints", "core", "errors", "secret_values"},
+    "members": {"constraints", "core", "errors"},
     "show": {"core", "errors"},
     "demo": {"members", "core", "errors"},
     "chat": {
@@ -30,7 +29,6 @@ MAY_IMPORT = {
         "show",
         "core",
         "errors",
-        "secret_values",
     },
     "serve": {"chat", "engine", "constraints", "show", "core", "errors"},
     "evaluation": {"chat", "engine", "show", "core", "errors", "user_code"},

@@ -13,7 +13,6 @@ from typing import Any
 
 from ..constraints import CallPiece, CallReader, scanned
 from ..core.values import CallFormat, ToolCall
-from ..secret_values import masked
 from .messages import read_json
 
 log = logging.getLogger("langchain_specfuse")
@@ -279,7 +278,7 @@ class Splitter:
             fault = UNREADABLE
         if not fault:
             return ""
-        log.warning("a call of the tool %r is not valid: %s", call.name, masked(fault))
+        log.warning("a call of the tool %r is not valid: %s", call.name, fault)
         return marked(fault)
 
 

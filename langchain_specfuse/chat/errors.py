@@ -42,7 +42,6 @@ from ..errors import (
     advised,
 )
 from ..members.network import status_of
-from ..secret_values import cleaned
 
 _Class = type[ModelError]
 _OurClass = type[EnsembleError] | type[MemberError]
@@ -226,7 +225,6 @@ def langchain_errors() -> Iterator[None]:
     try:
         yield
     except SpecFuseError as error:
-        cleaned(error)
         converted = _converted(error)
         if converted is None:
             raise

@@ -11,7 +11,7 @@ import os
 import threading
 import uuid
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import Any
 
@@ -32,7 +32,6 @@ from ..members.names import (
     refuse_mistaken_adapter,
 )
 from ..members.ray import PLACEMENT
-from ..secret_values import masked
 from .references import (
     Reference,
     arguments_of,
@@ -65,12 +64,7 @@ _IDS: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
 def identity(reference: Reference, name: str) -> dict[str, Any]:
-    """Everything that affects this member's output, as plain JSON for caches and traces. Secrets
-    are left out: answers do not depend on whose key is used."""
-    return dict(masked(_identity(reference, name)))
-
-
-def _identity(reference: Reference, name: str) -> dict[str, Any]:
+    """Everything that affects this member's output, as plain JSON for caches and traces."""
     if isinstance(reference, str):
         return {"name": name, "model": reference}
     if isinstance(reference, Mapping):
@@ -149,9 +143,8 @@ def _member(reference: Reference, name: str) -> Member:
 
 
 def _specification(reference: str | Mapping[str, Any]) -> str:
-    """The member's arguments as text, without the name. They include secrets, because a member with
-    another key is another member. The text never leaves this process."""
-    return json.dumps({**_identity(arguments_of(reference), ""), "name": ""}, sort_keys=True)
+    """The member's arguments as text, without the name."""
+    return json.dumps({**identity(arguments_of(reference), ""), "name": ""}, sort_keys=True)
 
 
 def _new_member(arguments: dict[str, Any]) -> Member:
@@ -216,26 +209,13 @@ def _missing_extra(model: str, name: str, error: ModuleNotFoundError) -> UsageEr
 
 def with_identities(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a call, with its members as plain JSON, for caches and traces."""
-    return _with_members(options, identities)
-
-
-def without_secrets(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a call, so that traces can show them: chat models and arguments with secrets
-    become objects whose repr hides the secrets."""
-    return _with_members(options, _hidden)
-
-
-def _with_members(
-    options: Mapping[str, Any], convert: Callable[[list[Reference]], list[Any]]
-) -> dict[str, Any]:
-    """The options of a call, with all members in them converted."""
     converted = dict(options)
     for field in ("members", "verifiers"):
         references = options.get(field)
         if isinstance(references, list | tuple):
-            converted[field] = convert([checked_member(member) for member in references])
+            converted[field] = identities([checked_member(member) for member in references])
     if options.get("model") is not None:
-        (converted["model"],) = convert([checked_member(options["model"])])
+        (converted["model"],) = identities([checked_member(options["model"])])
     return converted
 
 
@@ -243,15 +223,6 @@ def identities(references: Sequence[Reference]) -> list[dict[str, Any]]:
     """The identity of each of these members."""
     pairs = zip(references, names_of(references), strict=True)
     return [identity(member, name) for member, name in pairs]
-
-
-def _hidden(references: Sequence[Reference]) -> list[Any]:
-    """These members, with chat models wrapped so that their secrets are hidden."""
-    hidden = list(references)
-    for place, name in enumerate(names_of(references)):
-        if isinstance(references[place], BaseChatModel):
-            hidden[place] = _member(references[place], name)
-    return hidden
 
 
 def unload(*references: Reference) -> None:

@@ -299,10 +299,6 @@ class SpecFuseChatModel(Options, BaseChatModel):
         """Ask all questions at once. Yields each answer when it is complete, with its index."""
         return super().batch_as_completed(inputs, _all_at_once(config, len(inputs)), **kwargs)
 
-    def bind(self, **kwargs: Any) -> Any:
-        """Bind options to every call, as LangChain's ``Runnable.bind`` does."""
-        return super().bind(**_members.without_secrets(kwargs))
-
     # --- what an answer must look like ------------------------------------------------------------
 
     @langchain_errors()

@@ -16,7 +16,7 @@ from langchain_core.language_models import BaseChatModel
 from pydantic import Field, PrivateAttr, ValidationInfo, field_validator, model_validator
 
 from ..core.checks import Check
-from ..core.options import Flag, Method, Settings, shown
+from ..core.options import Flag, Method, Settings
 from ..errors import UsageError, advised, meant
 from ..removed import removed
 from .calibration import changes_for
@@ -89,9 +89,7 @@ class Options(Settings):
     def _check_embeddings(cls, embeddings: Any) -> Any:
         if embeddings is None or callable(getattr(embeddings, "embed_query", None)):
             return embeddings
-        error = UsageError(
-            f"embeddings must be LangChain's Embeddings, got {shown('embeddings', embeddings)}"
-        )
+        error = UsageError(f"embeddings must be LangChain's Embeddings, got {embeddings!r:.200}")
         raise advised(error, "for example embeddings=OpenAIEmbeddings(model='...')")
 
     @field_validator("result")
@@ -348,7 +346,7 @@ def translated(foreign: Mapping[str, Any], known: Iterable[str]) -> dict[str, An
             continue
         value = options.pop(name)
         if value != FOREIGN[name].neutral:
-            error = UsageError(f"{name} is not supported, got {shown(name, value)}")
+            error = UsageError(f"{name} is not supported, got {value!r:.200}")
             raise advised(error, FOREIGN[name].advice)
     if "model" in options:
         options = _with_model(options)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, TypeAlias
 from urllib.parse import urldefrag, urlsplit
@@ -33,31 +33,10 @@ from ..members.names import (
     split_adapter,
 )
 from ..members.ray import PLACEMENT
-from ..secret_values import found_in, is_secret, masked, remember
 
 Reference: TypeAlias = Any
 """A member as the user wrote it: a hub id, folder, file, ``base+adapter``, address, a dict of
 arguments, an object."""
-
-
-class Arguments(Mapping[str, Any]):
-    """A member's arguments that contain secrets. The member gets the secrets; traces, reprs and
-    JSON do not."""
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self._values = dict(values)
-
-    def __getitem__(self, key: str) -> Any:
-        return self._values[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __repr__(self) -> str:
-        return repr(masked(self._values))
 
 
 def members_list(value: Any, field: str) -> list[Any]:
@@ -71,7 +50,7 @@ def members_list(value: Any, field: str) -> list[Any]:
         error = UsageError(f"{expected}, got None")
         raise advised(error, "name one, for example members=['model.gguf']")
     if not isinstance(value, list | tuple):
-        error = UsageError(f"{expected}, got {masked(value)!r:.200}")
+        error = UsageError(f"{expected}, got {value!r:.200}")
         raise advised(error, f"put it into a list: {field}=[...]")
     if not value and field == "members":
         error = UsageError(f"{expected}, at least one; got none")
@@ -113,20 +92,12 @@ def _not_a_member(value: Any) -> UsageError:
 
 
 def _checked_dict(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-    remember(arguments)
     if "model" not in arguments:
         error = UsageError(
             f"a member given as a dict needs a 'model', got only {sorted(map(str, arguments))}"
         )
         example = {"model": "Qwen/Qwen2.5-0.5B-Instruct", "dtype": "bfloat16"}
         raise advised(error, f"for example {example}")
-    secret = next((key for key in arguments if is_secret(key)), None)
-    if secret is not None:
-        error = UsageError(
-            f"a member given as a dict must not hold {secret!r}: traces show all its values"
-        )
-        variable = "put a server's key into the environment variable SPECFUSE_API_KEY"
-        raise advised(error, f"{variable}, or name another: api_key_env=")
     checked = dict(arguments)
     for key, value in arguments.items():
         if isinstance(value, os.PathLike):
@@ -135,7 +106,7 @@ def _checked_dict(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         if isinstance(checked.get(key), str):
             check_name(checked[key])
     _check_arguments(checked)
-    return Arguments(checked) if any(found_in(checked)) else checked
+    return checked
 
 
 def _check_arguments(arguments: Mapping[str, Any]) -> None:
@@ -189,8 +160,7 @@ def check_prices(references: Iterable[Reference], names: Iterable[str]) -> None:
 
 
 def is_spec(reference: Reference) -> bool:
-    """Whether this reference can be written as JSON. Objects cannot, nor can arguments with
-    secrets."""
+    """Whether this reference can be written as JSON. Objects cannot."""
     try:
         return isinstance(reference, str | Mapping) and bool(json.dumps(reference))
     except (TypeError, ValueError):

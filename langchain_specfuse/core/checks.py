@@ -18,7 +18,6 @@ from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from ..errors import UsageError, advised
-from ..secret_values import masked
 from .answer import is_safe, joined
 from .values import ToolCall
 
@@ -149,10 +148,6 @@ class Verdict:
     """The check itself failed: it raised, took too long or returned anything other than None or a
     reason. ``reason`` says what happened."""
     cause: BaseException | None = field(default=None, compare=False, repr=False)
-
-    def __post_init__(self) -> None:
-        if self.reason is not None:
-            object.__setattr__(self, "reason", masked(self.reason))
 
 
 @dataclass(frozen=True, slots=True)

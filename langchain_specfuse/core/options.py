@@ -25,7 +25,6 @@ from pydantic import (
 
 from ..errors import UsageError, advised, meant
 from ..removed import removed
-from ..secret_values import masked
 from .checks import Check, as_checks
 from .results import RESULTS
 from .values import Sampling
@@ -59,8 +58,7 @@ def refusal(
     ``notes`` has all names that are allowed, each with its meaning, which becomes the error's
     advice. ``name`` is the name of the value if pydantic does not know it. ``expected`` may
     describe, by name, what a value must be, in place of pydantic's words. A ``UsageError`` that a
-    validator raised is returned unchanged. Raise the result ``from None``, because pydantic's error
-    quotes the value, which may be a secret.
+    validator raised is returned unchanged.
 
     >>> class Size(BaseModel):
     ...     width: Count
@@ -92,16 +90,9 @@ def refusal(
     elif expected:
         rule, place = f"must be {expected[name]}", ""
     value = first["input"]
-    wrong = UsageError(f"{name}{place} {rule}, got {shown(name, value)}")
+    wrong = UsageError(f"{name}{place} {rule}, got {value!r:.200}")
     choices = re.findall("'([^']*)'", str(context.get("expected", "")))
     return advised(wrong, meant(value, choices, note))
-
-
-def shown(name: str, value: Any) -> str:
-    """A value for a message. The representation of an object of another kind may hold a secret."""
-    if value is None or isinstance(value, str | int | float | list | tuple | Mapping):
-        return f"{masked({name: value})[name]!r:.200}"
-    return f"a value of type {type(value).__name__}"
 
 
 def notes_of(model: type[BaseModel]) -> dict[str, str]:
@@ -251,8 +242,7 @@ def _method(value: Any) -> Any:
     if isinstance(value, Mapping):
         return Method.named(**{"name": "robust", **value})
     error = UsageError(
-        f"method must be one of {', '.join(map(repr, METHODS))} or a Method, "
-        f"got {shown('method', value)}"
+        f"method must be one of {', '.join(map(repr, METHODS))} or a Method, got {value!r:.200}"
     )
     raise advised(error, "for example Method(exit='never')")
 
@@ -263,7 +253,7 @@ def _stop_strings(value: Any) -> Any:
         return None
     strings = [value] if isinstance(value, str) else value
     if not isinstance(strings, list | tuple) or not all(isinstance(text, str) for text in strings):
-        error = UsageError(f"stop must be a text or a list of texts, got {shown('stop', value)}")
+        error = UsageError(f"stop must be a text or a list of texts, got {value!r:.200}")
         raise advised(error, "for example stop=['\\n\\n', 'Question:']")
     if "" in strings:
         error = UsageError(f"a stop string must not be empty, got stop={value!r}")
@@ -278,7 +268,7 @@ def _result(value: Any) -> Any:
     if value == "fuse":
         raise removed('result="fuse"')
     known = ", ".join(map(repr, RESULTS))
-    error = UsageError(f"result must be one of {known} or a function, got {shown('result', value)}")
+    error = UsageError(f"result must be one of {known} or a function, got {value!r:.200}")
     raise advised(error, "a function takes an answer's text and returns its result, or None")
 
 
@@ -288,15 +278,13 @@ def _prior(value: Any) -> Any:
         return None
     if not isinstance(value, Mapping):
         error = UsageError(
-            f"prior must be a dict of member names and numbers above 0, got {shown('prior', value)}"
+            f"prior must be a dict of member names and numbers above 0, got {value!r:.200}"
         )
         raise advised(error, "leave it out for equal weights")
     for name, weight in value.items():
         is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
         if not is_number or not 0 < weight < float("inf"):
-            error = UsageError(
-                f"prior of {name!r} must be a number above 0, got {shown('prior', weight)}"
-            )
+            error = UsageError(f"prior of {name!r} must be a number above 0, got {weight!r:.200}")
             advice = "to keep a member from writing, put it in verifiers= or leave it out"
             raise advised(error, advice)
     return dict(value)

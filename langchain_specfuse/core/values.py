@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..secret_values import cleaned, masked
-
 Finish = Literal["stop", "stop_string", "length", "refusal", "check"]
 
 
@@ -323,12 +321,6 @@ class Failure:
     cause: BaseException | None = field(default=None, compare=False, repr=False)
     effort: Effort = field(default=Effort(), compare=False, repr=False)
     """What it cost before it failed, as far as known."""
-
-    def __post_init__(self) -> None:
-        # a provider's message may quote the request, and failures are shown, logged and traced
-        object.__setattr__(self, "message", masked(self.message))
-        if isinstance(self.cause, BaseException):  # a member may put anything there
-            cleaned(self.cause)
 
     @classmethod
     def of(cls, error: BaseException, message: str = "") -> Failure:

@@ -22,7 +22,6 @@ from typing import Any, Literal
 from ..core.silence import LOOKS, Silence, late, silent
 from ..core.values import Draft, DraftJob, Failure, Scored, ScoreJob
 from ..errors import MemberError, UsageError, amount
-from ..secret_values import masked
 
 log = logging.getLogger("langchain_specfuse")
 
@@ -390,6 +389,5 @@ def _reply(call: _Call) -> Any:
 def shown(error: Exception) -> str:
     """An error as text for a message. It may quote what another program sent, which may be long or
     hold characters that cannot be encoded."""
-    # Masked before it is cut: half a key would not be found.
-    text = masked(f"{type(error).__name__}: {error}")
+    text = f"{type(error).__name__}: {error}"
     return text.encode(errors="backslashreplace").decode()[:SHOWN]

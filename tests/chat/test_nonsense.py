@@ -46,15 +46,6 @@ class Unspeakable(Exception):
     __repr__ = __str__
 
 
-class Unreadable(Exception):
-    """An error whose attributes raise when they are read."""
-
-    args = __notes__ = __cause__ = __context__ = property(Hostile._raise)  # type: ignore[assignment]
-
-    def __init__(self) -> None:
-        self.error = RuntimeError
-
-
 RAISED = (
     RuntimeError("x"),
     SystemExit(1),
@@ -64,7 +55,6 @@ RAISED = (
     StopAsyncIteration(),
     MemoryError(),
     Unspeakable(),
-    Unreadable(),
     BaseExceptionGroup("several", [SystemExit(2), ValueError("x")]),
 )
 NASTY: list[Any] = [

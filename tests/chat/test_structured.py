@@ -292,7 +292,7 @@ def test_an_answer_has_the_requested_form(options: dict[str, Any], script: str, 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"regex": "a", "choice": ["a"]}, "regex and choice are both given"),
-    ({"choice": {"yes", "no"}}, "choice must be a valid list, got a value of type set"),
+    ({"choice": {"yes"}}, "choice must be a valid list, got {'yes'}"),
     ({"choice": iter(["yes", "no"])}, "choice must be a valid list"),
     ({"choice": ["yes", ""]}, "choice[1] must have at least 1 character, got ''"),
     ({"choice": []}, "choice must have at least 1 item, got []"),

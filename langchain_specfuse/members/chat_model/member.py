@@ -48,13 +48,12 @@ from ...core.values import (
     Turn,
 )
 from ...errors import MemberError, UsageError, advised
-from ...secret_values import masked, remember
 from ..arguments import checked
 from ..names import check_argument, kind_of
 from ..text.templates import all_as_text, with_system
 from ..threads import ConcurrentMember, Work, note_sign
 from .continuing import QUOTED, is_undecided, joined, repeatable, repeated_words
-from .names import chat_model_named, key_of, name_of, settings_of
+from .names import chat_model_named, key_of, name_of
 from .replies import Reply
 from .settings import format_of, sampling_of
 from .stream import OpenStream, StreamPart
@@ -183,7 +182,6 @@ class ChatModelMember(ConcurrentMember):
 
     def _use(self, model: BaseChatModel) -> None:
         """Ask this chat model from now on."""
-        remember(settings_of(model))
         self._known = dict(model._get_ls_params())
         self._key = key_of(model)
         self.model = model
@@ -223,14 +221,13 @@ class ChatModelMember(ConcurrentMember):
         known = {
             key: self._known.get(f"ls_{key}") for key in ("provider", "model_name", "temperature")
         }
-        spec = {
+        return {
             "chat_model": type(self.model).__name__,
             "system_prompt": self.system_prompt,
             "thinking_tokens": self.thinking_tokens,
             **known,
             "settings": self._key,
         }
-        return dict(masked(spec))
 
     # --- the protocol -----------------------------------------------------------------------------
 

@@ -12,7 +12,6 @@ from typing import Any
 from langchain_core.language_models import BaseChatModel
 
 from ...errors import UsageError, advised
-from ...secret_values import masked
 from .. import ollama
 
 PROVIDERS = (
@@ -105,21 +104,14 @@ def name_of(model: BaseChatModel) -> str:
     return name.rstrip("/").rsplit("/", 1)[-1]
 
 
-def settings_of(model: BaseChatModel) -> dict[str, Any]:
-    """The fields of a chat model that its own class adds to ``BaseChatModel``."""
-    names = sorted(type(model).model_fields.keys() - BaseChatModel.model_fields.keys())
-    return {name: getattr(model, name) for name in names}
-
-
 def key_of(model: BaseChatModel) -> str:
     """A digest of a chat model's settings. LangChain's own key is not enough: for a ChatOllama it
-    contains only the class. Secrets are left out: they do not change an answer, and a short one
-    could be guessed from the digest."""
+    contains only the class. Keys are left out, because a ``SecretStr`` does not show its value."""
     own: dict[str, Any] = {}
-    for name, value in settings_of(model).items():
+    for name in sorted(type(model).model_fields.keys() - BaseChatModel.model_fields.keys()):
         with suppress(TypeError, ValueError):  # a SecretStr or a client is not JSON
-            own[name] = json.dumps(masked({name: value}), sort_keys=True)
+            own[name] = json.dumps({name: getattr(model, name)}, sort_keys=True)
     kind = type(model)
-    params = masked(model._get_invocation_params())
+    params = model._get_invocation_params()
     text = json.dumps([kind.__module__, kind.__qualname__, params, own], default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -22,7 +22,6 @@ from ...constraints import Vocabulary, vocabulary
 from ...core.member import Probe
 from ...core.values import Draft, DraftJob, Failure, Scored, ScoreJob, Tool, Turn
 from ...errors import UsageError, advised, emptied
-from ...secret_values import masked, remember
 from .. import hub, ollama
 from ..files import preview, reasons
 from ..text.prompts import Context, Prompts
@@ -75,9 +74,6 @@ class MemberSettings:
     """None: that of the model's own generation config."""
     thinking_tokens: int = 1024
 
-    def __repr__(self) -> str:
-        return f"MemberSettings({masked(vars(self))})"
-
 
 class LocalMember(ABC):
     """One LLM in this process.
@@ -101,7 +97,6 @@ class LocalMember(ABC):
     ) -> None:
         """``source``: a dataclass with the ``model``'s name and everything else that makes two
         loads the same. ``in_memory``: weights that the user has loaded."""
-        remember([vars(source), vars(settings), adapter])
         self.source = source
         self.settings = settings
         self.adapter = _checked_adapter(adapter)
@@ -127,7 +122,7 @@ class LocalMember(ABC):
         text = f"{type(self).__name__}({self.source.model!r}, name={self.name!r}"
         if kept["prefixes"]:
             text += f", {kept['tokens']} tokens kept in {kept['bytes'] / 1e6:.1f} MB"
-        return masked(f"{text})")
+        return f"{text})"
 
     def __getstate__(self) -> dict[str, Any]:
         """What it is made from, without anything that it has loaded: the process that unpickles it
@@ -144,19 +139,17 @@ class LocalMember(ABC):
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         vars(self).update(state)
-        remember([vars(self.source), vars(self.settings), self.adapter])
         self._start_unloaded(None)
 
     @property
     def spec(self) -> dict[str, Any]:
-        """Everything that affects this member's output, as plain JSON. Secrets are left out:
-        answers do not depend on whose key is used."""
+        """Everything that affects this member's output, as plain JSON."""
         usual = {**vars(MemberSettings()), **self.usual_source, "adapter": None}
         values = {**vars(self.source), **vars(self.settings), "adapter": self.adapter}
-        spec = masked({key: value for key, value in values.items() if value != usual.get(key)})
+        spec = {key: value for key, value in values.items() if value != usual.get(key)}
         if self._in_memory is not None:
             spec["mark"] = self._in_memory.id
-        return dict(masked({key: _as_json(value) for key, value in spec.items()}))
+        return {key: _as_json(value) for key, value in spec.items()}
 
     @property
     def device(self) -> str:
@@ -362,7 +355,7 @@ def _name_of(path: str) -> str:
     if ollama.is_ollama_name(path):
         return ollama.plain_name(path)
     last = os.path.basename(path.rstrip("/\\")).removesuffix(".gguf")
-    return masked(last or path)
+    return last or path
 
 
 def _checked_adapter(adapter: str | os.PathLike[str] | None) -> str | None:

@@ -24,7 +24,6 @@ import httpx2
 import orjson
 
 from ...errors import MemberError, UsageError, advised
-from ...secret_values import remember
 from ..network import through_proxy, to_correct_key, to_reach
 from ..threads import SHOWN, interrupted_by, note_sign, refuse_late
 
@@ -138,7 +137,6 @@ class Client:
         """The jobs that are sending requests."""
         self._lock = threading.Lock()
         self._key = _key_of(address)
-        remember({"api_key": self._key})
         self._now = threading.local()
         """The deadline of the request that this thread waits for."""
         self._streams: WeakSet[Any] = WeakSet()

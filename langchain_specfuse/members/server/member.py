@@ -22,7 +22,6 @@ from ...core.member import Probe
 from ...core.values import Draft, Failure, Scored
 from ...errors import MemberError, UsageError, advised
 from ...removed import removed
-from ...secret_values import masked, remember
 from ..arguments import checked
 from ..names import check_name
 from ..text.templates import Template
@@ -115,7 +114,6 @@ class ServerMember(ConcurrentMember):
             )
             raise advised(error, "for example ServerMember('http://localhost:8000/v1', 'my-model')")
         check_name(base_url)
-        remember(chat_template_kwargs)
         self.address = Address(base_url, api_key_env, timeout, verify)
         self.model = model
         self.tokenizer = tokenizer
@@ -173,7 +171,7 @@ class ServerMember(ConcurrentMember):
             "chat_template_kwargs": self.chat_template_kwargs,
             "system_prompt": self.system_prompt,
         }
-        return dict(masked(known | {key: value for key, value in own.items() if value}))
+        return known | {key: value for key, value in own.items() if value}
 
     # --- the protocol -----------------------------------------------------------------------------
 

@@ -20,7 +20,6 @@ from pydantic import Field
 from ...core.member import Probe
 from ...core.values import Draft, Failure, Scored
 from ...errors import MemberError, UsageError, advised
-from ...secret_values import masked
 from ..arguments import checked
 from ..names import check_argument
 from ..threads import Work, shown
@@ -198,7 +197,7 @@ class VllmMember(ServerMember):
             "batch_invariant": source.batch_invariant,
         }
         known |= {key: value for key, value in own.items() if value}
-        return super().spec | masked(known) | {"server": "vLLM"}
+        return super().spec | known | {"server": "vLLM"}
 
     # --- the protocol -----------------------------------------------------------------------------
 

@@ -29,7 +29,6 @@ from typing import Any
 import httpx2
 
 from ...errors import MemberError, UsageError, advised
-from ...secret_values import masked, remember
 from ..threads import refuse_late, shown
 from .http import Address, unlogged
 from .process import HOST, ServerProcess, free_port, is_strangers, wait_for_ends
@@ -269,7 +268,6 @@ class VllmServer:
             with _LOCK:
                 self._refuse_unused()
                 self._key = secrets.token_urlsafe(32)
-                remember({"api_key": self._key})
                 port = free_port()
                 self.starts += 1
                 process = ServerProcess(
@@ -414,7 +412,7 @@ class VllmServer:
 
     def _failure(self, process: ServerProcess, what: str) -> MemberError | UsageError:
         """The error of a server that has ended, with the end of its log."""
-        lines = masked(process.log_lines())
+        lines = process.log_lines()
         known, reason = cause_of(lines)
         message = f"the vLLM server of {self.source.model} {what}: {reason}"
         error: MemberError | UsageError

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ...errors import UsageError, advised, amount
-from ...secret_values import found_in, is_secret, masked
 from .. import hub
 
 _RESERVED = {
@@ -116,30 +114,15 @@ def _check_place(
 
 
 def _as_json(arguments: Mapping[str, Any]) -> str:
-    """``engine_args`` as text. Refuses those that the member sets itself, and keys: other users of
-    the machine see the arguments of its processes."""
+    """``engine_args`` as text. Refuses those that the member sets itself."""
     plain = {str(name).lstrip("-").replace("-", "_"): value for name, value in arguments.items()}
     for name, value in plain.items():
         _refuse_reserved(name, value)
-        if is_secret(name):
-            error = UsageError(f"engine_args holds {name!r}, but arguments of processes are public")
-            raise advised(error, "put it into an environment variable, such as HF_TOKEN")
-    if any(found_in({name: _read(value) for name, value in plain.items()})):
-        error = UsageError("engine_args holds a secret, but arguments of processes are public")
-        raise advised(error, "put it into a file or an environment variable that vLLM reads")
     try:
         return json.dumps(plain, sort_keys=True)
     except TypeError as error:
-        unread = UsageError(f"engine_args must be plain values, got {masked(arguments)!r:.200}")
+        unread = UsageError(f"engine_args must be plain values, got {arguments!r:.200}")
         raise advised(unread, f"{error}; for example {{'max_model_len': 8192}}") from None
-
-
-def _read(value: Any) -> Any:
-    """What vLLM reads in an argument, which may be an object as text."""
-    if isinstance(value, str) and value.lstrip().startswith("{"):
-        with suppress(ValueError):
-            return json.loads(value)
-    return value
 
 
 def _refuse_reserved(name: str, value: Any) -> None:

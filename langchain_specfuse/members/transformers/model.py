@@ -19,7 +19,6 @@ import psutil
 import torch
 
 from ...errors import MemberError, UsageError, advised, emptied
-from ...secret_values import masked
 from .. import hub
 from ..chat_model.names import hint_for
 from ..files import config_length
@@ -305,7 +304,7 @@ def _explained(error: Exception, source: Source, member: str) -> Exception:
         hint = hint_for(model)
         return absent if hint is None else advised(absent, hint)
     values = vars(source).items()
-    options = masked({key: value for key, value in values if key != "model" and value})
+    options = {key: value for key, value in values if key != "model" and value}
     advice = f"is the model complete, with its tokenizer, and can it be loaded with {options}?"
     if isinstance(error, ImportError):
         advice = "install what it names, or leave out the option that needs it"

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import MemberError, advised
-from ...secret_values import masked
 from ..files import refuse_unsafe
 
 _TOKENIZER_TOO = ("revision", "trust_remote_code")
@@ -24,9 +23,6 @@ class Source:
     device: str | None = None
     model_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """More arguments of ``from_pretrained``."""
-
-    def __repr__(self) -> str:
-        return f"Source({masked(vars(self))})"
 
     @property
     def revision(self) -> str | None:
