@@ -13,9 +13,7 @@ import json
 import os
 import struct
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
-from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -137,8 +135,6 @@ def refuse_unsafe(folder: Path) -> None:
 _STRING, _ARRAY = 8, 9
 _NUMBERS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 """The kinds of a GGUF file's values, as ``struct`` calls them."""
-_DIMENSIONS = 4
-"""No tensor of ggml has more."""
 _TEXT_BYTES = 100 * 10**6
 """No name or text in a header is longer. Some hold a whole tokenizer.json, of 30 MB."""
 _ENTRIES = 2 * 10**6
@@ -230,34 +226,3 @@ def gguf_metadata(file: BinaryIO) -> dict[str, Any]:
         name = text()
         metadata[name] = value(number("I"))
     return metadata
-
-
-@dataclass(frozen=True, slots=True)
-class GgufTensor:
-    """A tensor, as the header of a GGUF file describes it."""
-
-    numbers: int
-    kind: int
-    """ggml's number for its type."""
-
-
-def gguf_tensors(file: BinaryIO) -> list[GgufTensor]:
-    """The tensors of a GGUF file. To be called with a file of which :func:`gguf_metadata` has read
-    the head, which they follow."""
-    head = file.tell()
-    file.seek(8)
-    (count,) = struct.unpack("<Q", file.read(8))
-    if count > _ENTRIES:
-        raise ValueError(f"its header has more than {_ENTRIES:,} tensors")
-    file.seek(head)
-    tensors = []
-    for _ in range(count):
-        (length,) = struct.unpack("<Q", file.read(8))
-        file.seek(length, os.SEEK_CUR)  # the name
-        (dimensions,) = struct.unpack("<I", file.read(4))
-        if dimensions > _DIMENSIONS:
-            raise ValueError(f"its header has a tensor of {dimensions} dimensions")
-        shape = struct.unpack(f"<{dimensions}Q", file.read(8 * dimensions))
-        kind, _offset = struct.unpack("<IQ", file.read(12))
-        tensors.append(GgufTensor(prod(shape), kind))
-    return tensors

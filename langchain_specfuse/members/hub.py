@@ -436,7 +436,6 @@ def _asked(
     address: str,
     most: int,
     *,
-    headers: Mapping[str, str] | None = None,
     params: Mapping[str, Any] | None = None,
     timeout_s: float | None = None,
 ) -> bytes:
@@ -449,7 +448,7 @@ def _asked(
     )
 
     # The beginning of a compressed file could not be read, and a few bytes can unpack to gigabytes.
-    wanted = build_hf_headers(headers={**(headers or {}), "Accept-Encoding": "identity"})
+    wanted = build_hf_headers(headers={"Accept-Encoding": "identity"})
     timeout = timeout_s or constants.HF_HUB_DOWNLOAD_TIMEOUT
     end = time.monotonic() + LONGEST_S
     content = bytearray()
