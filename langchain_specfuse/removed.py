@@ -11,6 +11,11 @@ from collections.abc import Mapping
 from .errors import UsageError, advised
 
 REMOVED: Mapping[str, str] = {
+    "a member as a dict": (
+        "make the member: VllmMember('org/model', memory=0.5), LlamaCppMember, TransformersMember, "
+        "ServerMember or ChatModelMember; on a cluster, RayMember(member)"
+    ),
+    "a member as JSON": "make members in Python, and name them: --members FILE.py:NAME",
     'result="fuse"': "examples/fusion.py merges the answers of several models with LangChain alone",
     "an `echo` server": (
         "leave out tokenizer=: then it joins as a chat model; or pass one, "

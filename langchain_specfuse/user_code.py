@@ -1,4 +1,4 @@
-"""Load a name from a Python file of the user's own: ``path/to/file.py:function``."""
+"""Load a name from a Python file of the user's own: ``path/to/file.py:name``."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def named_in_file(path: str, attribute: str, what: str) -> tuple[Any, str]:
         )
         raise advised(unusable, f"python {path} must run without an error") from error
     if not hasattr(module, attribute):
-        missing = UsageError(f"{path} has no function {attribute!r}")
-        raise advised(missing, "FILE.py:FUNCTION names a function of the file")
+        missing = UsageError(f"{path} has no {attribute!r}")
+        raise advised(missing, "FILE.py:NAME names something that the file defines")
     return getattr(module, attribute), source
 
 

@@ -6,7 +6,6 @@ Members are made from references (see :mod:`.references`) and load when they are
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import uuid
@@ -28,29 +27,23 @@ from ..members.names import (
     is_gguf,
     is_server,
     is_vllm,
+    kind_of,
     refuse_mistaken,
     refuse_mistaken_adapter,
+    split_adapter,
 )
-from ..members.ray import PLACEMENT
-from .references import (
-    Reference,
-    arguments_of,
-    checked_member,
-    is_spec,
-    names_of,
-    new_member,
-)
+from .references import Reference, checked_member, names_of, new_member
 
 UNLOAD_WAIT_S = 30.0
 """A member that hangs for longer frees its weights when it replies."""
 
-# What the chat models of this process share. Members that were made from names or dicts, and the
-# ensembles of such members, live until unload(). Objects of the user, and ensembles with one of
+# What the chat models of this process share. Members that were made from names, and the ensembles
+# of such members, live until unload(). Objects of the user, and ensembles with one of
 # them, live only as long as a chat model holds them.
 _LOCK = threading.RLock()
 """Guards the following."""
 _MEMBERS: dict[tuple[str, str], Member] = {}
-"""(specification, name) -> the member that was made from it."""
+"""(text, name) -> the member that was made from it."""
 _CHAT_MODELS: weakref.WeakValueDictionary[tuple[int, str], ChatModelMember] = (
     weakref.WeakValueDictionary()
 )
@@ -67,11 +60,6 @@ def identity(reference: Reference, name: str) -> dict[str, Any]:
     """Everything that affects this member's output, as plain JSON for caches and traces."""
     if isinstance(reference, str):
         return {"name": name, "model": reference}
-    if isinstance(reference, Mapping):
-        values = {}
-        for key, value in reference.items():
-            values[key] = value if is_spec({key: value}) else id_of(value)
-        return {"name": name, **values}
     member = _member(reference, name) if isinstance(reference, BaseChatModel) else reference
     spec = getattr(member, "spec", None)
     if isinstance(spec, Mapping):
@@ -96,12 +84,10 @@ def previews(references: Sequence[Reference]) -> dict[str, Probe | None]:
 
 
 def _preview(reference: Reference, name: str) -> Probe | None:
-    if isinstance(reference, str | Mapping):
-        arguments = arguments_of(reference)
-        if is_server(arguments["model"]) or is_vllm(arguments["model"]):
-            return None
-        if isinstance(arguments["model"], str) and not is_chat_model(arguments["model"]):
-            return _files.preview(arguments)
+    if is_server(reference) or is_vllm(reference):
+        return None
+    if isinstance(reference, str) and not is_chat_model(reference):
+        return _files.preview({"model": split_adapter(reference)[0]})
     try:
         with _LOCK:
             member = _member(reference, name)
@@ -123,7 +109,7 @@ def ensemble_for(members: Sequence[Reference], verifiers: Sequence[Reference] = 
         if ensemble is None:
             ensemble = Ensemble(everybody[: len(members)], everybody[len(members) :])
             _SHARED[key] = ensemble
-            if all(isinstance(reference, str | Mapping) for reference in references):
+            if all(isinstance(reference, str) for reference in references):
                 _KEPT[key] = ensemble
         return ensemble
 
@@ -133,59 +119,28 @@ def _member(reference: Reference, name: str) -> Member:
     if isinstance(reference, BaseChatModel):
         shared = _CHAT_MODELS.get((id(reference), name)) or ChatModelMember(reference, name=name)
         return _CHAT_MODELS.setdefault((id(reference), name), shared)
-    if not isinstance(reference, str | Mapping):
+    if not isinstance(reference, str):
         member: Member = reference
         return member
-    key = (_specification(reference), name)
+    key = (reference, name)
     if key not in _MEMBERS:
-        _MEMBERS[key] = _new_member({**arguments_of(reference), "name": name})
+        _MEMBERS[key] = _new_member(reference, name)
     return _MEMBERS[key]
 
 
-def _specification(reference: str | Mapping[str, Any]) -> str:
-    """The member's arguments as text, without the name."""
-    return json.dumps({**identity(arguments_of(reference), ""), "name": ""}, sort_keys=True)
-
-
-def _new_member(arguments: dict[str, Any]) -> Member:
-    """Make a member with these arguments."""
-    model = arguments["model"]
+def _new_member(reference: str, name: str) -> Member:
+    """Make the member that a text means."""
+    model, adapter = split_adapter(reference)
     try:
-        if is_chat_model(model) or isinstance(model, BaseChatModel):
-            return ChatModelMember(**arguments)
-        if is_server(model):
-            return new_member(arguments)
-        if "cluster" not in arguments:
-            _refuse_placement(arguments)
-            _refuse_mistaken(arguments)
-            return new_member(arguments)
-        from ..members.ray import RayMember
-
-        placement = {key: value for key, value in arguments.items() if key in PLACEMENT}
-        return RayMember(new_member(arguments), **placement)
+        # Refuse a text that cannot name a model or an adapter, before an engine starts and takes
+        # half a minute to find that out.
+        if kind_of(model) in ("vllm", "transformers"):
+            refuse_mistaken(model, name)
+        if is_vllm(model) and adapter is not None:
+            refuse_mistaken_adapter(adapter, name)
+        return new_member(reference, name)
     except ModuleNotFoundError as error:
-        raise _missing_extra(str(model), arguments["name"], error) from error
-
-
-def _refuse_mistaken(arguments: Mapping[str, Any]) -> None:
-    """Refuse a text that cannot name a model or an adapter, before an engine starts and takes half
-    a minute to find that out."""
-    model, adapter, name = arguments["model"], arguments.get("adapter"), arguments["name"]
-    if isinstance(model, str) and (is_vllm(model) or not is_gguf(model)):
-        refuse_mistaken(model, name)
-    if is_vllm(model) and isinstance(adapter, str):
-        refuse_mistaken_adapter(adapter, name)
-
-
-def _refuse_placement(arguments: Mapping[str, Any]) -> None:
-    """Refuse arguments that place a member on a cluster where no cluster is named."""
-    for key in arguments:
-        if key in PLACEMENT:
-            error = UsageError(
-                f"{key}={arguments[key]!r:.80} is given for {arguments['name']!r}, but no cluster"
-            )
-            advice = "add cluster='auto', or leave it out: the member finds a GPU of this machine"
-            raise advised(error, advice)
+        raise _missing_extra(model, name, error) from error
 
 
 def _missing_extra(model: str, name: str, error: ModuleNotFoundError) -> UsageError:
@@ -250,9 +205,8 @@ def unload(*references: Reference) -> None:
 
 def _removed(references: Sequence[Reference]) -> list[Any]:
     """Remove these members from the registry, or all without references, and return them."""
-    texts = [_specification(member) for member in references if isinstance(member, str | Mapping)]
-    keys = [key for key in _MEMBERS if not references or key[0] in texts]
-    members = [member for member in references if not isinstance(member, str | Mapping)]
+    keys = [key for key in _MEMBERS if not references or key[0] in references]
+    members = [member for member in references if not isinstance(member, str)]
     members += [_MEMBERS.pop(key) for key in keys]
     for member in list(_CHAT_MODELS.values()):
         if any(member.model is model for model in references):

@@ -45,7 +45,7 @@ from .errors import langchain_errors
 from .functions import check_id, function_id
 from .options import NOT_FOR_A_CALL, Call, Options, translated_fields
 from .question import Question, aloaded, loaded, warn_where_votes_decide_nothing
-from .references import is_spec, names_of
+from .references import names_of
 from .report import Report, RunScope
 from .routing import name_of
 from .schemas import openai_tools
@@ -74,7 +74,7 @@ class _IsSerializable:
             model is not None
             and not model.checks
             and model.embeddings is None
-            and all(map(is_spec, [*model.members, *(model.verifiers or ())]))
+            and all(isinstance(member, str) for member in [*model.members, *model.verifiers])
         )
 
 
@@ -125,7 +125,7 @@ class SpecFuseChatModel(Options, BaseChatModel):
         super().__init__(**translated_fields(fields, type(self).model_fields))
         Call.of(self)  # the rules across fields are those of a call
         everybody = self.members + self.verifiers
-        if not any(isinstance(member, str | Mapping) for member in everybody):
+        if not any(isinstance(member, str) for member in everybody):
             self._held = _members.ensemble_for(self.members, self.verifiers)
         known = _members.previews(everybody)
         writers = list(known)[: len(self.members)]

@@ -32,7 +32,7 @@ class Options(Settings):
     members: list[Any] = Field(
         description="the models that write: hub ids, folders, .gguf files, base+adapter, "
         "servers' addresses, names such as 'hf:user/model', 'vllm:org/model' and "
-        "'openai:gpt-4.1-mini', chat models, dicts of arguments, or member objects"
+        "'openai:gpt-4.1-mini', chat models, or member objects"
     )
     verifiers: list[Any] = Field(
         default_factory=list, description="members that vote but never write"

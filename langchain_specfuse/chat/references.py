@@ -1,17 +1,15 @@
 """References to members: the ways in which a user can write a member, and the names that follow.
 
 A reference is a text (a hub id, a folder, a file, ``hf:...``, ``vllm:...``, ``base+adapter``, an
-address, ``provider:model``), a dict of arguments, a chat model or a member object. References are
-checked as far as possible without loading anything. :mod:`.members` makes members from them.
+address, ``provider:model``), a chat model or a member object. References are checked as far as
+possible without loading anything. :mod:`.members` makes members from them.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import os
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from typing import Any, TypeAlias
 from urllib.parse import urldefrag, urlsplit
 
@@ -32,23 +30,24 @@ from ..members.names import (
     is_vllm,
     split_adapter,
 )
-from ..members.ray import PLACEMENT
+from ..removed import removed
 
 Reference: TypeAlias = Any
-"""A member as the user wrote it: a hub id, folder, file, ``base+adapter``, address, a dict of
-arguments, an object."""
+"""A member as the user wrote it: a hub id, folder, file, ``base+adapter``, address, an object."""
 
 
 def members_list(value: Any, field: str) -> list[Any]:
     """Check a list of members, as far as possible without loading them."""
     expected = (
         f"{field} must be a list of hub ids, folders, .gguf files, servers' addresses, names such "
-        "as 'hf:user/model', 'vllm:org/model' and 'openai:gpt-4.1-mini', chat models, dicts or "
-        "member objects"
+        "as 'hf:user/model', 'vllm:org/model' and 'openai:gpt-4.1-mini', chat models or member "
+        "objects"
     )
     if value is None:
         error = UsageError(f"{expected}, got None")
         raise advised(error, "name one, for example members=['model.gguf']")
+    if isinstance(value, Mapping):
+        raise removed("a member as a dict")
     if not isinstance(value, list | tuple):
         error = UsageError(f"{expected}, got {value!r:.200}")
         raise advised(error, f"put it into a list: {field}=[...]")
@@ -66,7 +65,7 @@ def checked_member(reference: Reference) -> Reference:
         check_name(reference)
         return reference
     if isinstance(reference, Mapping):
-        return _checked_dict(reference)
+        raise removed("a member as a dict")
     if isinstance(reference, BaseChatModel):
         return reference
     # Look at the type, not at the object: `device` may be unknown before the member is loaded.
@@ -78,10 +77,7 @@ def checked_member(reference: Reference) -> Reference:
 
 
 def _not_a_member(value: Any) -> UsageError:
-    kinds = (
-        "a hub id, a folder, a .gguf file, an address, a chat model, a dict or an object like "
-        "Member"
-    )
+    kinds = "a hub id, a folder, a .gguf file, an address, a chat model or an object like Member"
     error = UsageError(f"a member is {kinds}, got {value!r:.80} ({type(value).__name__})")
     if isinstance(value, Runnable):
         example = "ChatOllama(model='qwen3', num_ctx=8192)"
@@ -91,90 +87,39 @@ def _not_a_member(value: Any) -> UsageError:
     return advised(error, "a model that is already loaded: TransformersMember(model, tokenizer)")
 
 
-def _checked_dict(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-    if "model" not in arguments:
-        error = UsageError(
-            f"a member given as a dict needs a 'model', got only {sorted(map(str, arguments))}"
-        )
-        example = {"model": "Qwen/Qwen2.5-0.5B-Instruct", "dtype": "bfloat16"}
-        raise advised(error, f"for example {example}")
-    checked = dict(arguments)
-    for key, value in arguments.items():
-        if isinstance(value, os.PathLike):
-            checked[key] = os.fspath(value)
-    for key in ("model", "adapter"):
-        if isinstance(checked.get(key), str):
-            check_name(checked[key])
-    _check_arguments(checked)
-    return checked
-
-
-def _check_arguments(arguments: Mapping[str, Any]) -> None:
-    """Make a member, so that wrong arguments are refused now. A chat model is made later, because
-    that may need an API key."""
-    model = arguments["model"]
-    if not isinstance(model, str) or is_chat_model(model) or arguments.keys() <= {"model", "name"}:
-        return
-    with suppress(ModuleNotFoundError):  # the first question tells which extra is missing
-        new_member(arguments_of(arguments))
-
-
-def new_member(arguments: Mapping[str, Any]) -> Member:
-    """Make a member in this process or on a server from these arguments. This imports no engine and
+def new_member(reference: str, name: str) -> Member:
+    """Make the member that a text means, in this process or on a server. This imports no engine and
     loads nothing."""
-    own = dict(arguments)
-    model = own["model"]
-    if is_server(model):
+    if is_chat_model(reference):
+        return ChatModelMember(reference, name=name)
+    if is_server(reference):
         from ..members.server.member import ServerMember
 
-        address, served = urldefrag(own.pop("model"))
-        return ServerMember(address, served or None, **own)
-    for key in PLACEMENT:
-        own.pop(key, None)
+        address, served = urldefrag(reference)
+        return ServerMember(address, served or None, name=name)
+    model, adapter = split_adapter(reference)
     if is_vllm(model):
         from ..members.server.vllm_member import VllmMember
 
-        return VllmMember(**{**own, "model": model.removeprefix(VLLM)})
+        return VllmMember(model.removeprefix(VLLM), adapter=adapter, name=name)
     if is_gguf(model):
         from ..members.llamacpp.member import LlamaCppMember
 
-        return LlamaCppMember(**own)
+        return LlamaCppMember(model, adapter=adapter, name=name)
     from ..members.transformers.member import TransformersMember
 
-    return TransformersMember(**own)
+    return TransformersMember(model, adapter=adapter, name=name)
 
 
 def check_prices(references: Iterable[Reference], names: Iterable[str]) -> None:
     """Refuse chat models without a price, because their costs cannot be limited."""
     for reference, name in zip(references, names, strict=True):
-        if isinstance(reference, Mapping):
-            model, price = reference.get("model"), reference.get("price")
-        else:
-            model, price = reference, getattr(reference, "price", None)
-        is_billed = is_chat_model(model) or isinstance(model, BaseChatModel | ChatModelMember)
-        if is_billed and price is None:
+        is_billed = isinstance(reference, BaseChatModel | ChatModelMember)
+        if is_chat_model(reference) or (is_billed and getattr(reference, "price", None) is None):
             error = UsageError(f"max_cost is given, but not the price of {name}")
             dollars = "(dollars per million input tokens, dollars per million output tokens)"
             advice = f"ChatModelMember(..., price={dollars}); (0, 0) if it costs nothing"
             raise advised(error, advice)
-
-
-def is_spec(reference: Reference) -> bool:
-    """Whether this reference can be written as JSON. Objects cannot."""
-    try:
-        return isinstance(reference, str | Mapping) and bool(json.dumps(reference))
-    except (TypeError, ValueError):
-        return False
-
-
-def arguments_of(reference: str | Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a member that is written as a text or a dict."""
-    arguments = {"model": reference} if isinstance(reference, str) else dict(reference)
-    if isinstance(arguments.get("model"), str) and "adapter" not in arguments:
-        base, adapter = split_adapter(arguments["model"])
-        if adapter is not None:
-            arguments |= {"model": base, "adapter": adapter}
-    return arguments
 
 
 def names_of(references: Iterable[Reference]) -> list[str]:
@@ -203,21 +148,15 @@ def names_of(references: Iterable[Reference]) -> list[str]:
 
 def _chosen_name(reference: Reference) -> Any:
     """The name that the user gave this member, or None."""
-    if isinstance(reference, str):
-        return None
-    if isinstance(reference, Mapping):
-        return reference.get("name")
-    return reference.name
+    return None if isinstance(reference, str) else reference.name
 
 
-def _last_part(reference: str | Mapping[str, Any] | BaseChatModel) -> str:
+def _last_part(reference: str | BaseChatModel) -> str:
     """The last part of the adapter's path, or of the model's if there is no adapter."""
     if isinstance(reference, BaseChatModel):
         return name_of(reference)
-    arguments = arguments_of(reference)
-    source = arguments.get("adapter") or arguments["model"]
-    if not isinstance(source, str):
-        source = str(getattr(source, "name_or_path", "") or type(source).__name__)
+    model, adapter = split_adapter(reference)
+    source = adapter or model
     if is_hub_name(source):
         return plain_name(source)
     if is_server(source):

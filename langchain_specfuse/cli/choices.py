@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import json
+import inspect
 import os
 import re
 import sys
@@ -21,7 +21,9 @@ from ..core.options import METHODS, Method, Settings, parsed
 from ..engine.ensemble import Ensemble
 from ..errors import UsageError, advised, meant
 from ..members.folders import cache_folder
+from ..removed import removed
 from ..show.terminal import visible
+from ..user_code import named_in_file
 from .checks import add_check, checks_of
 
 if TYPE_CHECKING:
@@ -33,9 +35,8 @@ CODES = (
     "exit codes: 0 success, 1 the ensemble or a check failed, 2 a mistake in the call, 130 "
     "interrupted"
 )
-MEMBER_AS_JSON = """'{"model": "vllm:Qwen/Qwen3-8B", "memory": 0.5}'"""
 _MEANT_AS_MEMBER = re.compile(r"""\s*\{\s*["']?model["']?\s*:""")
-"""The beginning of a member's arguments, even if the rest is not JSON."""
+"""The beginning of a member as JSON, which earlier versions took."""
 ANSWER = ("segment_tokens", "max_tokens", "temperature", "top_p", "seed", "member_timeout")
 """Fields of ``Settings`` that every command has as flags."""
 WHOLE = ("segment", "result", "samples")
@@ -124,8 +125,9 @@ def add_members(parser: argparse.ArgumentParser) -> None:
 
 def members_help(name: str) -> str:
     """The help of ``--members`` and ``--verifiers``."""
-    objects = "chat models, dicts of arguments, or member objects"
-    return _help(name, Options.model_fields[name]).replace(objects, "or arguments as JSON")
+    objects = "chat models, or member objects"
+    in_file = "or FILE.py:NAME: a member, a list of them, or a function that makes them"
+    return _help(name, Options.model_fields[name]).replace(objects, in_file)
 
 
 def add_calibration(parser: argparse.ArgumentParser) -> None:
@@ -250,39 +252,32 @@ def read_flag(model: type[BaseModel], name: str, value: Any) -> Any:
 
 def members_of(arguments: argparse.Namespace) -> tuple[list[Any], list[Any]]:
     """The members that write, or the demo's if none were named, and those that only vote."""
-    verifiers = members_list(list(map(_member_of, arguments.verifiers or ())), "verifiers")
+    verifiers = members_list(_named(arguments.verifiers or ()), "verifiers")
     if not arguments.members:
         return _demo(arguments), verifiers
-    members = members_list(list(map(_member_of, arguments.members)), "members")
+    members = members_list(_named(arguments.members), "members")
     _check_lead(arguments.lead, names_of([*members, *verifiers])[: len(members)])
     return members, verifiers
 
 
-def _member_of(text: str) -> Any:
-    """A member as it is written in the shell: its name, or its arguments as JSON, which are those
-    of a dict in Python."""
-    if _is_json(text):
-        try:
-            member = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            wrong = UsageError(f"a member with arguments must be JSON, got {text!r:.80} ({error})")
-            raise advised(wrong, f"for example {MEMBER_AS_JSON}") from None
-        if isinstance(member, Mapping) and isinstance(member.get("model", ""), str):
-            return member
-        wrong = UsageError(
-            f"a member must be a name, or a JSON object with a model's name; got {text!r:.80}"
-        )
-        raise advised(wrong, f"name members one by one; one with arguments is {MEMBER_AS_JSON}")
-    if "," in text and not os.path.exists(os.path.expanduser(text)):
-        apart = " ".join(text.replace(",", " ").split())
-        raise advised(
-            UsageError(f"there is no member {text!r}"), f"put spaces between members: {apart}"
-        )
-    return text
-
-
-def _is_json(text: str) -> bool:
-    return text.lstrip().startswith(("{", "["))
+def _named(texts: Iterable[str]) -> list[Any]:
+    """The members that these texts of the shell name."""
+    members: list[Any] = []
+    for text in texts:
+        path, _, name = text.rpartition(":")
+        if path.endswith(".py"):
+            found, _source = named_in_file(path, name, "members")
+            made = found() if inspect.isfunction(found) else found
+            members += made if isinstance(made, list | tuple) else [made]
+        elif _MEANT_AS_MEMBER.match(text):
+            raise removed("a member as JSON")
+        elif "," in text and not os.path.exists(os.path.expanduser(text)):
+            apart = " ".join(text.replace(",", " ").split())
+            unknown = UsageError(f"there is no member {text!r}")
+            raise advised(unknown, f"put spaces between members: {apart}")
+        else:
+            members.append(text)
+    return members
 
 
 def _is_question(text: str) -> bool:
@@ -291,17 +286,8 @@ def _is_question(text: str) -> bool:
     >>> _is_question('{"a": 1} is what?'), _is_question('{"model": "a"}')
     (True, False)
     """
-    if len(text.split()) < 2 or os.path.exists(os.path.expanduser(text)):
-        return False
-    if not _is_json(text):
-        return True
-    if _MEANT_AS_MEMBER.match(text):
-        return False
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return True
-    return False
+    is_member = os.path.exists(os.path.expanduser(text)) or _MEANT_AS_MEMBER.match(text)
+    return len(text.split()) > 1 and not is_member
 
 
 def _check_lead(lead: str, names: Sequence[str]) -> None:

@@ -44,7 +44,7 @@ class Loaded(ScriptedMember):
     made: list[str] = []  # noqa: RUF012
     loads: list[str] = []  # noqa: RUF012
 
-    def __init__(self, model: str, name: str) -> None:
+    def __init__(self, model: str, *, adapter: None, name: str) -> None:
         super().__init__(f"I am {model}.", name=name)
         self.made.append(name)
 
@@ -77,7 +77,7 @@ def test_nothing_is_made_or_loaded_before_the_first_question(named: Any) -> None
 
 def test_chat_models_that_name_the_same_member_share_it(named: Any) -> None:
     SpecFuseChatModel(members=["org/one", "org/two"]).invoke("Who?")
-    SpecFuseChatModel(members=[{"model": "org/two"}, "org/three"], temperature=0.5).invoke("Who?")
+    SpecFuseChatModel(members=["org/two", "org/three"], temperature=0.5).invoke("Who?")
     assert named.made == ["one", "two", "three"]
 
 
@@ -149,13 +149,20 @@ def test_unloading_frees_and_the_next_question_loads_again(named: Any) -> None:
     assert named.loads == ["one", "two", "unloaded one", "one"]
 
 
-def test_wrong_arguments_in_a_members_dict_are_refused() -> None:
-    with pytest.raises(UsageError, match="no argument 'dtipe'") as error:
-        SpecFuseChatModel(members=[{"model": "org/x", "dtipe": "bfloat16"}]).invoke("Who?")
-    assert error.value.__notes__ == ["-> did you mean 'dtype'?"]
-    with pytest.raises(UsageError, match="'colour'") as error:
-        SpecFuseChatModel(members=[{"model": "org/x", "colour": "red"}]).invoke("Who?")
-    assert "its arguments are model, tokenizer, " in error.value.__notes__[0]
+def test_a_dict_in_place_of_a_member_is_refused_and_not_shown() -> None:
+    given = {"model": "org/x", "dtype": "bfloat16", "model_kwargs": {"token": "canary"}}
+    llm = SpecFuseChatModel(members=[ScriptedMember(BLUE, name="a")])
+    for attempt in (
+        lambda: SpecFuseChatModel(members=[given]),
+        lambda: SpecFuseChatModel(members=given),
+        lambda: llm.invoke("Who?", members=[given]),
+        lambda: llm.invoke("Who?", model=given),
+    ):
+        with pytest.raises(UsageError, match="a member as a dict is no longer") as error:
+            attempt()
+        (advice,) = error.value.__notes__
+        assert "VllmMember('org/model', memory=0.5)" in advice
+        assert "canary" not in str(error.value) + advice
 
 
 @pytest.mark.parametrize(
@@ -244,22 +251,23 @@ def test_a_mistyped_name_is_refused_before_transformers_is_imported(
 
 
 @pytest.mark.parametrize(
-    ("member", "message", "advice"),
+    ("make", "given", "message", "advice"),
     [
-        ({"model": "x.gguf", "n_gpu_layer": 4}, "no argument 'n_gpu_layer'", "'n_gpu_layers'?"),
-        ({"model": "x.gguf", "threads": 4}, "no argument 'threads'", "set $OMP_NUM_THREADS"),
-        ({"model": "hf:org/x", "cache_type": "q5"}, "cache_type must be 'f16'", "cache_type"),
-        ({"model": "org/x", "dtyp": "float16"}, "TransformersMember has no", "mean 'dtype'?"),
-        ({"model": "org/x+org/law", "device": 0}, "device must be a string", "device"),
-        ({"model": "org/x", "model_kwargs": {"dtype": 1}}, "must not contain 'dtype'", "dtype=..."),
-        ({"model": "http://gpu:8000/v1#x", "timout": 3}, "no argument 'timout'", "'timeout'?"),
+        (LlamaCppMember, {"n_gpu_layer": 4}, "no argument 'n_gpu_layer'", "'n_gpu_layers'?"),
+        (LlamaCppMember, {"threads": 4}, "no argument 'threads'", "set $OMP_NUM_THREADS"),
+        (LlamaCppMember, {"cache_type": "q5"}, "cache_type must be 'f16'", "cache_type"),
+        (TransformersMember, {"dtyp": "float16"}, "no argument 'dtyp'", "mean 'dtype'?"),
+        (TransformersMember, {"colour": "red"}, "'colour'", "its arguments are model, tokenizer,"),
+        (TransformersMember, {"device": 0}, "device must be a string", "device"),
+        (TransformersMember, {"model_kwargs": {"dtype": 1}}, "must not contain", "dtype=..."),
+        (ServerMember, {"timout": 3}, "no argument 'timout'", "'timeout'?"),
     ],
 )
-def test_wrong_arguments_are_refused_when_the_chat_model_is_made(
-    member: Any, message: str, advice: str
+def test_wrong_arguments_are_refused_when_the_member_is_made(
+    make: Any, given: dict[str, Any], message: str, advice: str
 ) -> None:
     with pytest.raises(UsageError) as error:
-        SpecFuseChatModel(members=[member])
+        make({LlamaCppMember: "x.gguf", ServerMember: "http://gpu:8000/v1"}.get(make, "x"), **given)
     assert message in str(error.value) and advice in error.value.__notes__[0]
 
 
@@ -359,13 +367,6 @@ def test_the_lead_writes_unless_another_draft_is_better() -> None:
 # --- LangChain's cache ----------------------------------------------------------------------------
 
 
-def test_placement_without_a_cluster_says_what_is_missing() -> None:
-    llm = SpecFuseChatModel(members=[{"model": "a.gguf", "num_gpus": 1}])
-    with pytest.raises(UsageError, match=r"num_gpus=1 .* no cluster") as refused:
-        llm.invoke("Why?")
-    assert "cluster='auto'" in refused.value.__notes__[0]
-
-
 DIFFERENT: list[dict[str, Any]] = [
     {"temperature": 0.9, "seed": 1},
     {"temperature": 0.9, "seed": 2},
@@ -438,7 +439,7 @@ def test_different_members_with_the_same_name_do_not_share_cached_answers() -> N
     "method", ["specem", Method(reward="wins", margin=math.inf), {"exit": "never"}]
 )
 def test_a_chat_model_of_names_round_trips_with_its_method(method: Any) -> None:
-    members = ["org/one", {"model": "org/two", "dtype": "bfloat16"}]
+    members = ["org/one", "org/two"]
     llm = SpecFuseChatModel(
         members=members, temperature=0.4, stop=["x"], method=method, prior={"one": 2.0}
     )

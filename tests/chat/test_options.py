@@ -53,7 +53,7 @@ WRONG: list[tuple[dict[str, Any], list[str]]] = [
     ({"members": [7]}, ["a hub id"]),
     ({"members": ["  "]}, ["name", "empty"]),
     ({"members": ["http:///v1#m"]}, ["http:///v1#m", "server"]),
-    ({"members": [{"dtype": "bfloat16"}]}, ["dict", "'model'"]),
+    ({"members": [{"model": "org/x", "api_key": "not-a-key"}]}, ["a member as a dict"]),
     ({"members": ["org/a"], "model": "org/b"}, ["model", "members", "both"]),
     ({"verifiers": [None]}, ["a hub id"]),
     ({"prior": {"nobody": 1.0}}, ["prior", "'nobody'", "not a member"]),

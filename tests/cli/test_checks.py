@@ -98,7 +98,7 @@ def test_a_module_of_the_current_folder_is_found(
         ("no_such_module:rule", "no check or module 'no_such_module'", "there are forbids, "),
         ("json:no_rule", "json has no function 'no_rule'", "MODULE:FUNCTION"),
         ("nowhere.py:rule", "nowhere.py cannot be used", "must run without an error"),
-        ("{rules}:rule", "has no function 'rule'", "FILE.py:FUNCTION"),
+        ("{rules}:rule", "has no 'rule'", "FILE.py:NAME"),
         ("{rules}:number", "checks must be functions, got int", "a check takes the text"),
         ("{rules}:Rule", "checks must be functions, got type", "a check takes the text"),
         ("{rules}:without_text", "cannot be called with a text", "a check takes the text"),

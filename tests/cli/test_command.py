@@ -18,7 +18,14 @@ from langchain_openai import ChatOpenAI
 
 from langchain_specfuse import ChatModelMember, MemberError, ScriptedMember, __version__, unload
 from langchain_specfuse.chat.calibration import Calibration
-from langchain_specfuse.cli.choices import method_of, options_of
+from langchain_specfuse.chat.references import names_of
+from langchain_specfuse.cli.choices import (
+    add_members,
+    members_of,
+    method_of,
+    new_parser,
+    options_of,
+)
 from langchain_specfuse.cli.main import FAILED, FINE, INTERRUPTED, MISUSED, UNREAD, main
 from langchain_specfuse.core.options import METHODS, Method
 from langchain_specfuse.core.values import DraftJob
@@ -271,8 +278,7 @@ def questions_asked(monkeypatch):
     """Record (member, question) for every member that the command creates."""
     asked: list[tuple[str, str]] = []
 
-    def member(arguments):
-        name = arguments["name"]
+    def member(reference, name):
         return ScriptedMember(
             lambda query: asked.append((name, query.turns[-1].text)) or "Yes.", name=name
         )
@@ -317,22 +323,49 @@ def test_a_question_may_begin_with_a_bracket(questions_asked, ask, question):
 
 
 @pytest.mark.parametrize(
-    ("member", "message"),
-    [
-        ('{"model": "b", "name": "c"}', ""),
-        ('{"model": "b", name: "c"}', "a member with arguments must be JSON"),
-        ("{'model': 'b', 'name': 'c'}", "a member with arguments must be JSON"),
-        ('["b", "c"]', "a member must be a name, or a JSON object with a model's name"),
-        ('{"name": "b", "gpu": 1}', "a member given as a dict needs a 'model'"),
-    ],
+    "member", ['{"model": "b", "name": "c"}', "{'model': 'b', 'name': 'c'}", "{model: x}"]
 )
-def test_arguments_of_a_member_are_not_taken_for_the_question(
-    questions_asked, ask, monkeypatch, member, message
+def test_a_member_as_json_is_refused_and_not_taken_for_the_question(
+    questions_asked, ask, monkeypatch, member
 ):
     monkeypatch.setattr(sys, "stdin", io.StringIO("Why?"))
     code, _, err = ask("--quiet", "--members", "a", member)
-    assert (code, message) == (MISUSED if message else FINE, message) and message in err
-    assert {question for _, question in questions_asked} <= {"Why?"}
+    assert code == MISUSED and "a member as JSON is no longer supported" in err
+    assert "--members FILE.py:NAME" in err and not questions_asked
+
+
+MEMBERS_IN_A_FILE = """
+from langchain_specfuse import ScriptedMember
+
+ann = ScriptedMember("Yes.", name="ann")
+both = [ann, ScriptedMember("Yes.", name="bob")]
+
+def made():
+    return [ScriptedMember("Yes.", name="cyd"), "org/dan"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "names"), [("ann", ["ann"]), ("both", ["ann", "bob"]), ("made", ["cyd", "dan"])]
+)
+def test_members_that_a_python_file_makes_can_be_named(name, names, tmp_path, monkeypatch):
+    file = tmp_path / "models.py"
+    file.write_text(MEMBERS_IN_A_FILE)
+    arguments = new_parser("", "")
+    add_members(arguments)
+    named = arguments.parse_args(["--members", f"{file}:{name}", "--verifiers", "eve.gguf"])
+    members, verifiers = members_of(named)
+    assert (names_of(members), verifiers) == (names, ["eve.gguf"])
+
+
+def test_a_file_without_such_members_is_an_error(ask, tmp_path):
+    file = tmp_path / "models.py"
+    file.write_text(MEMBERS_IN_A_FILE)
+    code, _, err = ask("--members", f"{file}:nobody", "--", "Why?")
+    assert code == MISUSED and "has no 'nobody'" in err and "FILE.py:NAME" in err
+    file.write_text("import nothing_like_this")
+    code, _, err = ask("--members", f"{file}:ann", "--", "Why?")
+    assert code == MISUSED and "cannot be used: ModuleNotFoundError" in err
 
 
 def test_a_single_word_or_a_folder_after_the_members_is_a_member(
@@ -568,7 +601,7 @@ FLAGS = {
     "--top-k=3": ["'--top-k'", "SpecFuseChatModel(top_k=...)"],
     "--lead=X": ["--lead", "got 'X'", "alpha, beta, gamma"],
     "--lead=alpa": ["--lead", "did you mean 'alpha'?"],
-    "--members={model: x}": ["must be JSON", '{"model": "vllm:Qwen/Qwen3-8B", "memory": 0.5}'],
+    "--members={model: x}": ["as JSON", "--members FILE.py:NAME"],
 }
 
 

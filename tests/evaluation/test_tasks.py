@@ -150,7 +150,7 @@ def test_a_function_may_return_a_number_or_a_dict_with_a_score(file):
         ("strange", r"parameters must be among .*, got \(a, b\)"),
         ("nameless", "parameters must be among"),
         ("Kind", "has no function 'Kind'"),
-        ("nobody", "has no function"),
+        ("nobody", "has no 'nobody'"),
     ],
 )
 def test_a_function_that_cannot_be_used_is_refused(file, name, message):

@@ -126,8 +126,8 @@ def test_whole_answers_keep_to_the_bound_and_each_sample_is_a_request(
 
 @pytest.mark.parametrize(
     "verifier",
-    [talker(), ChatModelMember(talker(), name="m"), {"model": talker()}, "openai:m"],
-    ids=range(4),
+    [talker(), ChatModelMember(talker(), name="m"), "openai:m"],
+    ids=range(3),
 )
 def test_a_bound_on_costs_needs_the_price_of_every_chat_model(verifier: Any) -> None:
     with pytest.raises(UsageError, match=r"max_cost.*price of") as error:
@@ -138,7 +138,7 @@ def test_a_bound_on_costs_needs_the_price_of_every_chat_model(verifier: Any) -> 
 
 
 def test_a_bound_on_costs_may_be_given_with_the_question() -> None:
-    free = SpecFuseChatModel(members=[{"model": talker(), "name": "a", "price": [0, 0]}])
+    free = SpecFuseChatModel(members=[ChatModelMember(talker(), name="a", price=(0, 0))])
     assert free.invoke(QUESTION, max_cost=0.01).text == STORY
     with pytest.raises(UsageError, match="not the price of"):
         SpecFuseChatModel(members=[talker()]).invoke(QUESTION, max_cost=0.01)

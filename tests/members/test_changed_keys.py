@@ -86,9 +86,10 @@ def advice_of(error: SpecFuseError) -> str:
 def test_a_corrected_key_of_a_server_that_only_chats_is_used(
     serve: Serve, kind: str, variable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    member: Any = f"{serve(kind).url}#{KINDS[kind]}"
+    url = serve(kind).url
+    member: Any = f"{url}#{KINDS[kind]}"
     if variable != "SPECFUSE_API_KEY":
-        member = {"model": member, "api_key_env": variable}
+        member = ServerMember(url, KINDS[kind], api_key_env=variable)
     monkeypatch.setenv(variable, "wrong")
     asked_before = SpecFuseChatModel(members=[member])
     refused(asked_before)

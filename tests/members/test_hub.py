@@ -145,9 +145,9 @@ def test_members_are_called_like_the_file_and_make_no_request(served):
     }
     assert [LlamaCppMember(name).name for name in names] == list(names.values())
     llm = SpecFuseChatModel(
-        members=[*names, f"{NAME}+./law.gguf", {"model": NAME, "name": "mine"}],
+        members=[*names, f"{NAME}+./law.gguf"],
     )
-    assert names_of(llm.members) == [*names.values(), "law", "mine"]
+    assert names_of(llm.members) == [*names.values(), "law"]
     assert served.asked == []
 
 

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from langchain_specfuse import ChatModelMember, RayMember, ScriptedMember, SpecFuseChatModel
-from langchain_specfuse.chat.references import checked_member
 from langchain_specfuse.core.member import Probe
 from langchain_specfuse.core.values import Candidate, Draft, DraftJob, Failure
 from langchain_specfuse.errors import MemberError, UsageError
@@ -321,10 +320,3 @@ def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(UsageError, match=r"ray.*not installed") as raised:
         RayMember(ScriptedMember("x")).probe()
     assert raised.value.__notes__ == ['-> pip install "langchain-specfuse[ray]"']
-
-
-def test_a_dict_chooses_where_a_member_runs(ray: FakeRay) -> None:
-    arguments = {"model": "./nothing", "cluster": "auto", "num_cpus": 2, "dtype": "float32"}
-    assert checked_member(arguments) == arguments
-    with pytest.raises(UsageError, match="which no node has"):
-        SpecFuseChatModel(members=[{**arguments, "resources": {"tpu": 1}}]).invoke("?")

@@ -666,6 +666,7 @@ def test_members_get_the_gpus_and_shares_that_were_chosen_and_start_one_after_an
     placed = [at for at, text in enumerate(caplog.messages) if "of the memory" in text]
     began = [at for at, text in enumerate(caplog.messages) if "vLLM is starting" in text]
     assert len(placed) == 3 and max(placed) < min(began)
+    llm.unload()
     # a and b wait for each other; c does not wait
     assert abs(a["began"] - b["began"]) >= LOADS_S
     assert min(abs(c["began"] - a["began"]), abs(c["began"] - b["began"])) < LOADS_S
@@ -871,11 +872,11 @@ def test_arguments_that_change_no_place_are_passed_on(given: dict[str, Any]) -> 
         ({"tensor_parralel": 2}, "did you mean 'tensor_parallel'?"),
     ],
 )
-def test_the_way_out_of_a_wrong_argument_is_told_when_the_chat_model_is_made(
+def test_the_way_out_of_a_wrong_argument_is_told_when_the_member_is_made(
     arguments: dict[str, Any], advice: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
-        SpecFuseChatModel(members=[{"model": "vllm:Qwen/Qwen3-8B", **arguments}])
+        VllmMember("Qwen/Qwen3-8B", **arguments)
     assert advice in caught.value.__notes__[0]
 
 

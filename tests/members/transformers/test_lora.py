@@ -196,17 +196,17 @@ def test_a_hub_id_that_does_not_exist_is_an_error(base, monkeypatch):
 
 def test_a_base_and_its_adapter_can_share_one_name(base, make_adapter, tmp_path):
     folder = make_adapter()
-    together, apart = f"{base}+{folder}", {"model": str(base), "adapter": str(folder)}
+    together = f"{base}+{folder}"
     assert split_adapter(together) == (str(base), str(folder))
     odd = tmp_path / "c++" / "base"
     odd.mkdir(parents=True)
     assert split_adapter(str(odd)) == (str(odd), None)
     assert split_adapter(f"{odd}+{folder}") == (str(odd), str(folder))
     assert split_adapter("http://host:80/v1#a+b") == ("http://host:80/v1#a+b", None)
-    assert names_of([together, apart, str(base)]) == ["adapter", "adapter#2", "base"]
-    ensemble = ensemble_for([together, apart | {"name": "x"}])
+    assert names_of([together, together, str(base)]) == ["adapter", "adapter#2", "base"]
+    ensemble = ensemble_for([together, together])
     assert [member.adapter for member in ensemble.members.values()] == [str(folder)] * 2
-    assert ensemble is ensemble_for([together, apart | {"name": "x"}])
+    assert ensemble is ensemble_for([together, together])
     unload()
 
 
