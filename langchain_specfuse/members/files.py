@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 from ..core.member import Probe
 from ..errors import MemberError, UsageError, advised
-from . import hub, ollama
+from . import hub
 from .text.thinking import HARMONY, TAGS
 
 LENGTHS = ("max_position_embeddings", "n_positions")
@@ -154,11 +154,9 @@ def gguf_length(meta: Callable[[str], Any]) -> int | None:
 
 
 def gguf_on_disk(model: str) -> Path | None:
-    """The GGUF file that this names, if it is on this disk: a file, ``hf:...``, ``ollama:...``."""
+    """The GGUF file that this names, if it is on this disk: a file, ``hf:...``."""
     if hub.is_hub_name(model):
         return hub.cached(model)
-    if ollama.is_ollama_name(model):
-        return ollama.cached(model)
     return Path(model).expanduser() if model.lower().endswith(".gguf") else None
 
 

@@ -287,7 +287,7 @@ def test_wrong_arguments_are_refused_when_the_member_is_made(
         (TransformersMember, "ollama:x", "takes a hub id", "ChatModelMember('ollama:x')"),
         (TransformersMember, "localhost:8000", "is not a model", "'http://localhost:8000'"),
         (LlamaCppMember, "", "a member's name is empty", "name a model"),
-        (LlamaCppMember, "ollama:", "expected ollama:model", "for example 'ollama:llama3.2'"),
+        (LlamaCppMember, "ollama:x", "takes a .gguf file", "ChatModelMember('ollama:x')"),
         (LlamaCppMember, "hf:x", "expected hf:user/model", "hf:ggml-org/gemma"),
         (LlamaCppMember, "vllm:org/x", "takes a .gguf file", "VllmMember('org/x')"),
         (ServerMember, "http://", "does not name a server", "for example 'http://localhost"),

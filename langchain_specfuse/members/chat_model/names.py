@@ -12,7 +12,6 @@ from typing import Any
 from langchain_core.language_models import BaseChatModel
 
 from ...errors import UsageError, advised
-from .. import ollama
 
 PROVIDERS = (
     "anthropic",
@@ -53,7 +52,7 @@ def chat_model_named(name: str) -> BaseChatModel:
         from langchain.chat_models import init_chat_model
     except ModuleNotFoundError as error:
         missing = UsageError(f"a member named {name!r} needs langchain and {package}")
-        raise _installable(missing, name, f"langchain {package}") from error
+        raise advised(missing, f"pip install langchain {package}") from error
     if not name:  # LangChain would return a model that is chosen in a call
         empty = UsageError("a chat model's name must not be empty, got ''")
         raise advised(empty, "for example ChatModelMember('ollama:llama3.2')")
@@ -61,7 +60,7 @@ def chat_model_named(name: str) -> BaseChatModel:
         return init_chat_model(name)
     except ImportError as error:
         missing = UsageError(f"a member named {name!r} needs {package}, which is not installed")
-        raise _installable(missing, name, package) from error
+        raise advised(missing, f"pip install {package}") from error
     except Exception as error:
         refused = UsageError(
             f"LangChain could not create a chat model from {name!r}: {type(error).__name__}: "
@@ -72,13 +71,6 @@ def chat_model_named(name: str) -> BaseChatModel:
         if key:
             advice = f"set the environment variable: export {key[0]}=...; or in Python {advice}"
         raise advised(refused, advice) from error
-
-
-def _installable(missing: UsageError, name: str, packages: str) -> UsageError:
-    """Advice if packages are missing, and another way if llama.cpp can read the model itself."""
-    advised(missing, f"pip install {packages}")
-    other = ollama.without_server(name) if ollama.is_ollama_name(name) else None
-    return missing if other is None else advised(missing, other)
 
 
 def hint_for(model: str) -> str | None:

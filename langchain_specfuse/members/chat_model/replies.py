@@ -13,7 +13,6 @@ from langsmith import tracing_context
 
 from ...core.values import REFUSAL
 from ...errors import MemberError, advised
-from .. import ollama
 from ..network import status_of, to_correct_key, to_reach
 from ..text.thinking import split_thought
 from ..threads import note_sign, shown
@@ -198,7 +197,7 @@ class Reply:
 
     def _failure(self, error: Exception) -> MemberError:
         """A chat model's error as its member's."""
-        failure = _with_file_of_ollama(member_error(error, self._member), error, self._model)
+        failure = member_error(error, self._member)
         if status_of(error) != 401:
             return failure
         if self._key_variable:
@@ -226,19 +225,6 @@ def member_error(error: Exception, member: str) -> MemberError:
         url += f":{address.port}"
     failure = MemberError(f"its server at {url} cannot be reached ({shown(error)})", member=member)
     return advised(failure, to_reach(url))
-
-
-def _with_file_of_ollama(
-    failure: MemberError, error: Exception, model: BaseChatModel
-) -> MemberError:
-    """Advice if Ollama's server did not answer, but the model is on this disk."""
-    known = model._get_ls_params()
-    name = f"{ollama.PREFIX}{known.get('ls_model_name')}"
-    unanswered = failure.kind == "error" and status_of(error) is None
-    if known.get("ls_provider") == "ollama" and unanswered:
-        advice = ollama.without_server(name)
-        return failure if advice is None else advised(failure, advice)
-    return failure
 
 
 def _kind_of(error: Exception) -> str:

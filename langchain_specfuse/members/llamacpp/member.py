@@ -10,7 +10,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from .. import ollama
 from ..arguments import checked
 from ..local.member import (
     REMOVED,
@@ -35,7 +34,7 @@ class LlamaCppMember(LocalMember):
 
     ``model``
         The file; for a model in several files, the first one. ``hf:user/model:quantisation`` is a
-        file on the Hugging Face hub, ``ollama:model`` one that Ollama keeps on this disk.
+        file on the Hugging Face hub.
     ``adapter``
         A LoRA as a ``.gguf`` file. Members with different adapters share the weights of the base.
     ``name``
@@ -79,10 +78,7 @@ class LlamaCppMember(LocalMember):
             thinking_tokens,
         )
         file = os.fspath(model)
-        if ollama.is_ollama_name(file):
-            ollama.refuse_malformed(file)
-        else:
-            check_argument(file, "LlamaCppMember", ["gguf", "transformers"], "a .gguf file")
+        check_argument(file, "LlamaCppMember", ["gguf", "transformers"], "a .gguf file")
         super().__init__(
             GgufSource(file, n_gpu_layers, cache_type),
             settings,

@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 
 from ...errors import MemberError, UsageError, advised
-from .. import hub, ollama
+from .. import hub
 from ..files import gguf_length
 from ..local.cache import Cache
 from ..local.weights import Weights
@@ -173,11 +173,9 @@ def _load_error(path: Path) -> MemberError:
 
 
 def _located(model: str) -> Path:
-    """The file that this names: a path, a file on the hub, or a model of Ollama's."""
+    """The file that this names: a path, or a file on the hub."""
     if hub.is_hub_name(model):
         return hub.fetched(model)
-    if ollama.is_ollama_name(model):
-        return ollama.located(model)
     return Path(model).expanduser()
 
 

@@ -22,7 +22,7 @@ from ...constraints import Vocabulary, vocabulary
 from ...core.member import Probe
 from ...core.values import Draft, DraftJob, Failure, Scored, ScoreJob, Tool, Turn
 from ...errors import UsageError, advised, emptied
-from .. import hub, ollama
+from .. import hub
 from ..files import preview, reasons
 from ..text.prompts import Context, Prompts
 from ..text.templates import Template, end_of_turn, stop_ids
@@ -352,8 +352,6 @@ def _name_of(path: str) -> str:
     """The last part of a path or hub id."""
     if hub.is_hub_name(path):
         return hub.plain_name(path)
-    if ollama.is_ollama_name(path):
-        return ollama.plain_name(path)
     last = os.path.basename(path.rstrip("/\\")).removesuffix(".gguf")
     return last or path
 
