@@ -1,6 +1,6 @@
 """LangChain's decision model: several members answer typed questions with probabilities.
 
-Needs langchain-core 1.8 or newer. How members are asked is in ``chat.labelling``, the formulas are
+How members are asked is in ``chat.labelling``, the formulas are
 in ``core.labels``.
 """
 
@@ -10,11 +10,9 @@ import asyncio
 import json
 import os
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from pathlib import Path
 from typing import Annotated, Any
 
-from langchain_core.decisions import (  # type: ignore[import-not-found, unused-ignore]
+from langchain_core.decisions import (
     BaseDecisionModel,
     Box,
     Choice,
@@ -47,15 +45,15 @@ from .messages import PROVIDER, refuse_broken, turns_of
 from .references import members_list, names_of
 
 
-class SpecFuseDecisionModel(BaseDecisionModel):  # type: ignore[misc, unused-ignore]
+class SpecFuseDecisionModel(BaseDecisionModel):
     """Several members answer questions about a text: they choose a label, give the probability of
     yes, or place the text on a scale.
 
-    Each member scores all labels in one pass, and their probabilities are averaged. With
+    Each member scores all labels in one pass, and their probabilities are averaged. Members count
+    in proportion to their numbers of parameters, or equally if one of these is unknown. With
     ``calibration=``, a file that ``langchain-specfuse doctor --decisions`` writes, the
-    probabilities and the weights are fitted to your examples. Without it, members count in
-    proportion to their numbers of parameters, or equally if one of these is unknown. Providers'
-    chat models, which give no scores, vote by two requests for each question.
+    probabilities are fitted to your examples, and the member that was best on them decides.
+    Providers' chat models, which give no scores, vote by two requests for each question.
 
     The confidence of an answer is the probability of its most probable label.
     """
@@ -72,6 +70,7 @@ class SpecFuseDecisionModel(BaseDecisionModel):  # type: ignore[misc, unused-ign
         description="seconds for one pass of one member; a member that takes longer is left out",
     )
 
+    _calibrations: Sequence[LabelCalibration] = PrivateAttr(default=())
     _decider: Decider | None = PrivateAttr(default=None)
     _ensemble: Ensemble | None = PrivateAttr(default=None)
     """The ensemble of the decider. A new one is made after members were unloaded."""
@@ -97,12 +96,13 @@ class SpecFuseDecisionModel(BaseDecisionModel):  # type: ignore[misc, unused-ign
         """Name the model after its members, and refuse a calibration for others."""
         names = names_of(self.members)
         self.model = self.model or "+".join(names)
-        self._calibrations()
+        if self.calibration is not None:
+            self._calibrations = read_labels(self.calibration, names)
         return self
 
     def __getstate__(self) -> dict[Any, Any]:
         """The state without what the model has loaded, which stays in its process."""
-        private = {"_decider": None, "_ensemble": None}
+        private = {"_calibrations": self._calibrations, "_decider": None, "_ensemble": None}
         return {**super().__getstate__(), "__pydantic_private__": private}
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> SpecFuseDecisionModel:
@@ -116,16 +116,14 @@ class SpecFuseDecisionModel(BaseDecisionModel):  # type: ignore[misc, unused-ign
     def _classify(self, state: Any, questions: dict[str, Any]) -> ClassifierResponse:
         with langchain_errors():
             items = _items(state, questions)
-            decisions = self._ready().decide(items, self._calibrations(), self._settings())
+            decisions = self._ready().decide(items, self._calibrations, self._settings())
             return self._response(questions, decisions)
 
     async def _aclassify(self, state: Any, questions: dict[str, Any]) -> ClassifierResponse:
         with langchain_errors():
             items = _items(state, questions)
-            # these import engines and read files
-            decider = await asyncio.to_thread(self._ready)
-            calibrations = await asyncio.to_thread(self._calibrations)
-            decisions = await decider.adecide(items, calibrations, self._settings())
+            decider = await asyncio.to_thread(self._ready)  # this imports engines
+            decisions = await decider.adecide(items, self._calibrations, self._settings())
             return self._response(questions, decisions)
 
     def _ready(self) -> Decider:
@@ -137,16 +135,6 @@ class SpecFuseDecisionModel(BaseDecisionModel):  # type: ignore[misc, unused-ign
     def _settings(self) -> Settings:
         return Settings(member_timeout=self.member_timeout)
 
-    def _calibrations(self) -> Sequence[LabelCalibration]:
-        if self.calibration is None:
-            return ()
-        names = tuple(names_of(self.members))
-        try:
-            modified_ns = Path(self.calibration).stat().st_mtime_ns
-        except OSError:
-            modified_ns = 0  # reading it reports the error
-        return _read(self.calibration, names, modified_ns)
-
     def _response(
         self, questions: Mapping[str, Any], decisions: Sequence[Decision]
     ) -> ClassifierResponse:
@@ -157,12 +145,6 @@ class SpecFuseDecisionModel(BaseDecisionModel):  # type: ignore[misc, unused-ign
         read = sum(decision.effort.read + decision.effort.reused for decision in decisions)
         usage = UsageMetadata(input_tokens=read, output_tokens=0, total_tokens=read)
         return ClassifierResponse(model=self.model, answers=answers, usage=usage)
-
-
-@lru_cache(maxsize=16)
-def _read(path: str, members: tuple[str, ...], modified_ns: int) -> Sequence[LabelCalibration]:
-    """The calibrations in this file, which is read again when its modification time changes."""
-    return tuple(read_labels(path, members))
 
 
 # --- questions ------------------------------------------------------------------------------------

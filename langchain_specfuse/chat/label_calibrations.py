@@ -9,18 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from ..core.labels import Scale
 from ..errors import UsageError, advised
 from .calibration import FORMAT, UNREADABLE, content_of, write
-from .labelling import Kind, LabelCalibration
+from .labelling import LabelCalibration
 
 KEY = "decisions"
-COLDEST = 1e-6
-"""The lowest temperature in a file. The doctor rounds temperatures to six decimal places."""
-LARGEST = 1e9
-"""No temperature, bias or weight may be further from 0, so that no sum overflows."""
 ADVICE = "write one with: langchain-specfuse doctor --decisions FILE.jsonl --calibration FILE"
 
 
@@ -63,14 +59,7 @@ def write_labels(path: str | Path, calibration: LabelCalibration) -> None:
 
 def _about(entry: Mapping[str, Any]) -> list[Any]:
     """The question and the members of an entry."""
-    names = [_names(entry, "labels"), _names(entry, "members")]
-    return [entry.get("kind", "choice"), entry.get("question", ""), *names]
-
-
-def _names(entry: Mapping[str, Any], key: str) -> set[str]:
-    """The names in a list of an entry. Somebody may have edited the file."""
-    names = entry.get(key)
-    return set(map(str, names)) if isinstance(names, list) else set()
+    return [entry["kind"], entry["question"], set(entry["labels"]), set(entry["members"])]
 
 
 def _as_data(calibration: LabelCalibration) -> dict[str, Any]:
@@ -86,40 +75,18 @@ def _as_data(calibration: LabelCalibration) -> dict[str, Any]:
             name: {label: round(bias, 6) for label, bias in zip(labels, scale.bias, strict=True)}
             for name, scale in scales
         },
-        "weights": {name: round(weight, 6) for name, weight in calibration.weights.items()},
+        "best": calibration.best,
         "examples": calibration.examples,
     }
 
 
-def _from_data(entry: Any) -> LabelCalibration:
+def _from_data(entry: Mapping[str, Any]) -> LabelCalibration:
     """The calibration with these data. Raises ``KeyError``, ``TypeError`` or ``ValueError`` if the
     data have another form."""
-    labels = tuple(map(str, entry["labels"]))
-    members = [str(name) for name in entry["members"]]
-    for names in (labels, members):
-        if len(set(names)) < len(names):
-            raise ValueError(f"expected each name once, got {', '.join(names):.80}")
+    labels = tuple(entry["labels"])
     scales = {}
-    for name in members:
-        temperature = _number(entry["temperature"][name])
-        if temperature < COLDEST:
-            raise ValueError(
-                f"the temperature of {name} must be {COLDEST} or more, got {temperature}"
-            )
-        bias = tuple(_number(entry["bias"][name][label]) for label in labels)
-        scales[name] = Scale(temperature, bias)
-    weights = {name: _number(entry["weights"][name]) for name in members}
-    if min(weights.values()) < 0:
-        raise ValueError(f"weights must not be negative, got {weights}")
-    kind = entry.get("kind", "choice")
-    if kind not in get_args(Kind):
-        raise ValueError(f"the kind must be one of {', '.join(get_args(Kind))}, got {kind!r:.80}")
-    digest = str(entry.get("question", ""))
-    return LabelCalibration(labels, scales, weights, int(entry.get("examples", 0)), kind, digest)
-
-
-def _number(value: Any) -> float:
-    number = float(value)
-    if not abs(number) <= LARGEST:
-        raise ValueError(f"expected a number within ±{LARGEST:g}, got {value!r:.80}")
-    return number
+    for name in entry["members"]:
+        bias = tuple(float(entry["bias"][name][label]) for label in labels)
+        scales[name] = Scale(float(entry["temperature"][name]), bias)
+    kind, digest = entry["kind"], entry["question"]
+    return LabelCalibration(labels, scales, entry["best"], entry["examples"], kind, digest)

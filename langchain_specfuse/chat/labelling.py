@@ -130,7 +130,8 @@ class LabelCalibration:
     labels: tuple[str, ...]
     scales: Mapping[str, Scale]
     """member -> its temperature, and a bias for each label."""
-    weights: Mapping[str, float]
+    best: str
+    """The member with the lowest log loss, which decides."""
     examples: int = 0
     """How many examples it was fitted to."""
     kind: Kind = "choice"
@@ -146,14 +147,15 @@ class LabelCalibration:
     def probabilities(
         self, question: LabelQuestion, scores: Mapping[str, Sequence[float]]
     ) -> Probabilities:
-        """The probability of each label of the question, from the scores of each member."""
+        """The probability of each label of the question, from the scores of each member: those of
+        the best one, or the average of the others if it has none."""
         places = [self.labels.index(label) for label in question.labels]
         rows = {}
         for name, own in scores.items():
             scale = self.scales[name]
             bias = tuple(scale.bias[place] for place in places)
             rows[name] = Scale(scale.temperature, bias)(own)
-        return averaged(rows, self.weights)
+        return averaged(rows, {self.best: 1.0})
 
 
 @dataclass(frozen=True)
@@ -213,26 +215,16 @@ class Decider:
         return plan.decisions(await self._scorers.ascored(plan.requests, settings or Settings()))
 
     def scores(self, items: Sequence[Item], settings: Settings | None = None) -> list[Measured]:
-        """Each member's scores of every item, as measured. A request that fails is sent once more.
-        A member that votes by ballots, as chat models do, is refused before any request; one that
-        does not load is an error."""
+        """Each member's scores of every item, as measured. A member that votes by ballots, as chat
+        models do, is refused before any request; one that does not load is an error."""
         probes = self._scorers.probes()
         members = _able(probes)
         _refuse_ballots(probes)
         missing = {name: probe for name, probe in probes.items() if isinstance(probe, Failure)}
         if missing:
             raise advised(failing("not all members could be loaded", missing), LEAVE_OUT)
-        settings = settings or Settings()
-        replies = self._scorers.scored(_requests(items, members), settings)
-        measured = [_measured(received) for received in replies]
-        again = [place for place, row in enumerate(measured) if row.failures]
-        requests = []
-        for place in again:
-            question, text = items[place]
-            requests.append(dict.fromkeys(measured[place].failures, question.job(text)))
-        for place, received in zip(again, self._scorers.scored(requests, settings), strict=True):
-            measured[place] = _measured({**replies[place], **received})
-        return measured
+        requests = _requests(items, members)
+        return list(map(_measured, self._scorers.scored(requests, settings or Settings())))
 
 
 class _Plan:

@@ -36,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
         "--decisions",
         metavar="FILE",
         help="fit decisions to labelled examples instead: JSONL with input and label, 20 lines or "
-        "more; fits a bias for each label, a temperature and the members' weights, for "
+        "more; fits a bias for each label and a temperature, for "
         "SpecFuseDecisionModel(calibration=FILE)",
     )
     parser.add_argument(

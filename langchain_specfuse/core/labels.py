@@ -1,14 +1,12 @@
-"""Turns the scores of labels into probabilities, and fits temperatures, biases and the members'
-weights to examples.
+"""Turns the scores of labels into probabilities, and fits temperatures and biases to examples.
 
 A member's score for a label is the log-probability of the label's text. Its *calibrated*
 probabilities are
 
     p(k) = softmax_k(score_k / T + b_k)
 
-with a temperature T and a bias b_k for each label. The probabilities of all members are averaged
-with weights: p(k) = Σ_m w_m p_m(k). Everything is computed in plain Python: a fit has few
-parameters, and a few hundred examples are enough.
+with a temperature T and a bias b_k for each label. Everything is computed in plain Python: a fit
+has few parameters, and a few hundred examples are enough.
 
 What the labels mean, and how members score them, is in ``chat.labelling``.
 """
@@ -16,9 +14,8 @@ What the labels mean, and how members score them, is in ``chat.labelling``.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 Probabilities = tuple[float, ...]
 """One for each label; they sum to 1."""
@@ -29,8 +26,6 @@ STEPS = 50
 LEAST_SLOPE = 0.01
 """1/T is at least this, so that more probable labels never become less probable."""
 FOLDS = 5
-SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""How far the weights may move from the best member alone to the weights that fit best."""
 FLOOR = 1e-6
 """In a log loss, a probability counts as at least this."""
 
@@ -261,102 +256,23 @@ def _solved(matrix: Sequence[Sequence[float]], vector: Sequence[float]) -> list[
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Scales and weights that were fitted to examples."""
+    """Scales that were fitted to examples."""
 
     scales: Mapping[str, Scale]
-    weights: Mapping[str, float]
     best: str
     """The member with the lowest log loss after calibration."""
     held_out: Mapping[str, tuple[Probabilities, ...]]
     """member -> its calibrated probabilities for each example, by a fit to other examples."""
-    together: tuple[Probabilities, ...]
-    """The average of these for each example, with weights for which only other examples were
-    looked at."""
-
-    def probabilities(self, scores: Mapping[str, Sequence[float]]) -> Probabilities:
-        """The probabilities of all members together, from the scores of each."""
-        rows = {name: self.scales[name](own) for name, own in scores.items()}
-        return averaged(rows, self.weights)
-
-
-Rows: TypeAlias = Mapping[str, Sequence[Probabilities]]
-"""member -> its probabilities for each example."""
 
 
 def fit(scores: Mapping[str, Sequence[Sequence[float]]], labels: Sequence[int]) -> Fit:
-    """Fit each member's scale, and the weights. ``scores``: member -> the scores of each example.
-
-    The weights are fitted to the probabilities of held-out examples, which the scales were not
-    fitted to. They are shrunk to the best calibrated member: w = (1 - λ) · best + λ · fitted, with
-    the λ of :data:`SHARES` that predicts the examples of other folds best.
-    """
+    """Fit each member's scale. ``scores``: member -> the scores of each example."""
     held_out = {name: _held_out(rows, labels) for name, rows in scores.items()}
-    best, weights = _chosen(held_out, labels)
-    by_fold = _by_fold(held_out, labels, lambda rows, right: _chosen(rows, right)[1])
     return Fit(
         {name: fitted(rows, labels) for name, rows in scores.items()},
-        weights,
-        best,
+        min(held_out, key=lambda name: log_loss(held_out[name], labels)),
         held_out,
-        _averages(held_out, labels, by_fold),
     )
-
-
-def _chosen(rows: Rows, labels: Sequence[int]) -> tuple[str, dict[str, float]]:
-    """The best member, and the weights: shrunk to it by the share that predicts other folds
-    best."""
-    best = min(rows, key=lambda name: log_loss(rows[name], labels))
-    by_fold = _by_fold(rows, labels, best_weights)
-
-    def loss(share: float) -> float:
-        moved = {fold: shrunk(weights, best, share) for fold, weights in by_fold.items()}
-        return log_loss(_averages(rows, labels, moved), labels)
-
-    return best, shrunk(best_weights(rows, labels), best, min(SHARES, key=loss))
-
-
-def shrunk(weights: Mapping[str, float], best: str, share: float) -> dict[str, float]:
-    """The weights, moved towards the best member alone.
-
-    >>> shrunk({"a": 0.5, "b": 0.5}, "a", 0.5)
-    {'a': 0.75, 'b': 0.25}
-    """
-    return {name: share * weight + (1 - share) * (name == best) for name, weight in weights.items()}
-
-
-def best_weights(
-    probabilities: Mapping[str, Sequence[Probabilities]], labels: Sequence[int]
-) -> dict[str, float]:
-    """The weights with which the average has the lowest log loss. The loss is convex in the
-    weights; each step of expectation maximisation lowers it:
-
-        w_m <- mean over examples of w_m p_m(right) / Σ_n w_n p_n(right)
-
-    >>> weights = best_weights({"a": [(0.9, 0.1)] * 4, "b": [(0.5, 0.5)] * 4}, [0, 0, 0, 0])
-    >>> {name: round(weight, 2) for name, weight in weights.items()}
-    {'a': 1.0, 'b': 0.0}
-    """
-    right = {
-        name: [max(row[label], FLOOR) for row, label in pairs(rows, labels)]
-        for name, rows in probabilities.items()
-    }
-    weights = dict.fromkeys(right, 1 / len(right))
-    for _ in range(200):
-        totals = [
-            math.fsum(weights[name] * values[i] for name, values in right.items())
-            for i in range(len(labels))
-        ]
-        updated = {
-            name: weights[name]
-            * math.fsum(map(lambda p, total: p / total, values, totals))
-            / len(labels)
-            for name, values in right.items()
-        }
-        change = max(abs(updated[name] - weights[name]) for name in weights)
-        weights = updated
-        if change < 1e-6:
-            break
-    return weights
 
 
 def folds_of(labels: Sequence[int]) -> list[int]:
@@ -385,28 +301,3 @@ def _held_out(
             if folds[i] == fold:
                 rows[i] = scale(scores[i])
     return tuple(rows)
-
-
-def _by_fold(
-    rows: Rows,
-    labels: Sequence[int],
-    weights_of: Callable[[Rows, Sequence[int]], Mapping[str, float]],
-) -> dict[int, Mapping[str, float]]:
-    """fold -> the weights that ``weights_of`` gives for the examples of the other folds."""
-    folds = folds_of(labels)
-    weights = {}
-    for fold in set(folds):
-        others = [i for i in range(len(labels)) if folds[i] != fold]
-        own = {name: [row[i] for i in others] for name, row in rows.items()}
-        weights[fold] = weights_of(own, [labels[i] for i in others])
-    return weights
-
-
-def _averages(
-    rows: Rows, labels: Sequence[int], by_fold: Mapping[int, Mapping[str, float]]
-) -> tuple[Probabilities, ...]:
-    """The average for each example, with the weights of its fold."""
-    return tuple(
-        averaged({name: row[i] for name, row in rows.items()}, by_fold[fold])
-        for i, fold in enumerate(folds_of(labels))
-    )

@@ -1,5 +1,5 @@
-"""Fits how members decide to labelled examples: a bias per label and a temperature for each member,
-and the members' weights. Measures how good their probabilities are before and after.
+"""Fits how members decide to labelled examples: a bias per label and a temperature for each member.
+Measures how good their probabilities are before and after.
 
 Figures after the fit are cross-validated: each example is predicted by a fit to other examples.
 """
@@ -41,7 +41,6 @@ from .tasks import json_lines
 FEWEST = 20
 """Examples."""
 EXAMPLE = 'one object per line: {"input": "I was charged twice", "label": "billing"}'
-TOGETHER = "together"
 SHOWN = 5
 """How many lines are named, of examples that are left out."""
 
@@ -95,8 +94,6 @@ class Fitted:
 
     question: LabelQuestion
     calibration: LabelCalibration
-    best: str
-    """The member with the lowest log loss after calibration."""
     qualities: tuple[Quality, ...]
     left_out: Mapping[int, str] = field(default_factory=dict)
     """line -> why its example takes no part in the fit."""
@@ -106,8 +103,7 @@ class Fitted:
         return {
             "labels": list(self.question.labels),
             "examples": self.calibration.examples,
-            "best": self.best,
-            "weights": dict(self.calibration.weights),
+            "best": self.calibration.best,
             "systems": [asdict(quality) for quality in self.qualities],
             "left_out": {str(line): reason for line, reason in self.left_out.items()},
         }
@@ -211,11 +207,6 @@ def fitted_to(
         if watch is not None:
             watch(min(start + AT_ONCE, len(texts)), len(texts))
     _refuse_incomplete(examples, rows)
-    return fitted_scores(examples, rows)
-
-
-def fitted_scores(examples: Examples, rows: Sequence[Measured]) -> Fitted:
-    """Fit to the examples that all members scored."""
     complete = [place for place, row in enumerate(rows) if not row.failures]
     labels = [examples.labels[place] for place in complete]
     names = rows[complete[0]].scores
@@ -224,7 +215,7 @@ def fitted_scores(examples: Examples, rows: Sequence[Measured]) -> Fitted:
     calibration = LabelCalibration(
         examples.question.labels,
         result.scales,
-        result.weights,
+        result.best,
         len(labels),
         examples.question.kind,
         examples.question.digest,
@@ -234,22 +225,14 @@ def fitted_scores(examples: Examples, rows: Sequence[Measured]) -> Fitted:
         raw = [Scale()(row) for row in own]
         qualities.append(Quality.of(name, raw, labels, calibrated=False))
         qualities.append(Quality.of(name, result.held_out[name], labels, calibrated=True))
-    qualities.append(Quality.of(TOGETHER, result.together, labels, calibrated=True))
     left_out = {
         line: _reason(row) for line, row in zip(examples.lines, rows, strict=True) if row.failures
     }
-    return Fitted(examples.question, calibration, result.best, tuple(qualities), left_out)
+    return Fitted(examples.question, calibration, tuple(qualities), left_out)
 
 
 def _refuse_incomplete(examples: Examples, rows: Sequence[Measured]) -> None:
-    """Refuse a fit without one of the members, or to too few examples."""
-    silent = {
-        name: failure
-        for name, failure in rows[0].failures.items()
-        if all(name in row.failures for row in rows)
-    }
-    if silent:
-        raise advised(failing("some members have scored no example", silent), LEAVE_OUT)
+    """Refuse a fit to too few examples, because members could not score the others."""
     complete = [label for label, row in zip(examples.labels, rows, strict=True) if not row.failures]
     if len(complete) == len(rows) or (len(complete) >= FEWEST and len(set(complete)) > 1):
         return
@@ -260,7 +243,7 @@ def _refuse_incomplete(examples: Examples, rows: Sequence[Measured]) -> None:
         row.failures,
     )
     advice = f"a fit needs {FEWEST} examples of at least two labels: add some that all can read"
-    raise advised(error, advice)
+    raise advised(error, f"{advice}, or {LEAVE_OUT}")
 
 
 def _reason(row: Measured) -> str:
@@ -299,5 +282,4 @@ def _lines(fitted: Fitted) -> Iterator[str]:
             f"{quality.system:{width}}  {kind:10}  {quality.accuracy:8.3f}  "
             f"{quality.log_loss:8.3f}  {quality.brier:5.3f}  {quality.calibration_error:17.3f}"
         )
-    weights = fitted.calibration.weights.items()
-    yield "weights: " + ", ".join(f"{name} {weight:.2f}" for name, weight in weights)
+    yield f"best: {fitted.calibration.best}"

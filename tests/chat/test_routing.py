@@ -264,7 +264,7 @@ def test_a_router_whose_weights_are_too_large_lets_the_best_member_lead(tmp_path
 def test_one_file_holds_who_leads_and_how_members_decide(tmp_path):
     """Whichever the doctor writes first."""
     labels = LabelCalibration(
-        ("yes", "no"), {name: Scale(1.0, (0.5, -0.5)) for name in SHARES}, {"adder": 1, "poet": 0}
+        ("yes", "no"), {name: Scale(1.0, (0.5, -0.5)) for name in SHARES}, "adder"
     )
     file = Path(calibration(tmp_path))
     write_labels(file, labels)

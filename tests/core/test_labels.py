@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from langchain_specfuse.core.labels import (
     Scale,
     accuracy,
-    averaged,
     calibration_error,
     fit,
     fitted,
@@ -75,60 +74,23 @@ def test_scores_that_say_the_opposite_make_no_label_more_probable():
     assert scale((0.0, 5.0)) == pytest.approx((0.5, 0.5), abs=0.05)
 
 
-def test_a_member_that_guesses_gets_hardly_any_weight():
+def test_the_member_that_knows_is_the_best():
     scores, labels = drawn(3, 150, 1.0, (0.0, 0.0, 0.0))
     rng = random.Random(4)
     guesses = [tuple(rng.gauss(0, 4) for _ in range(3)) for _ in labels]
-    result = fit({"knows": scores, "guesses": guesses}, labels)
+    result = fit({"guesses": guesses, "knows": scores}, labels)
     assert result.best == "knows"
-    assert result.weights["guesses"] < 0.1
-
-
-def test_members_with_different_errors_together_predict_new_examples_better_than_the_best():
-    rng = random.Random(5)
-
-    def view(labels, seen):
-        """Scores of a member that recognises only some labels."""
-        return [
-            tuple((3.0 if k == label and k in seen else 0.0) + rng.gauss(0, 0.5) for k in range(4))
-            for label in labels
-        ]
-
-    labels = [rng.randrange(4) for _ in range(600)]
-    members = {"a": view(labels, {0, 1}), "b": view(labels, {2, 3})}
-    half = {name: rows[:300] for name, rows in members.items()}
-    result = fit(half, labels[:300])
-    rows = {name: [result.scales[name](row) for row in own[300:]] for name, own in members.items()}
-    together = [
-        averaged({name: own[i] for name, own in rows.items()}, result.weights) for i in range(300)
-    ]
-    assert log_loss(together, labels[300:]) < log_loss(rows[result.best], labels[300:]) - 0.05
+    assert log_loss(result.held_out["knows"], labels) < log_loss(result.held_out["guesses"], labels)
 
 
 def test_the_loss_that_a_fit_reports_is_hardly_below_that_on_new_examples():
-    """With weights for the same examples, or the best member for them, it would be."""
+    """Of a fit to the same examples, it would be."""
     reported, later = [], []
     for seed in range(8):
-        rng = random.Random(seed)
-
-        def examples(count, rng=rng):
-            labels = [rng.randrange(2) for _ in range(count)]
-            scores = {
-                name: [
-                    (rng.gauss(0, 1) + (label == 0), rng.gauss(0, 1) + label) for label in labels
-                ]
-                for name in "abcdef"
-            }
-            return scores, labels
-
-        few, right = examples(30)
-        result = fit(few, right)
-        reported.append(log_loss(result.together, right))
-        scores, labels = examples(100)
-        rows = [
-            result.probabilities({name: own[i] for name, own in scores.items()}) for i in range(100)
-        ]
-        later.append(log_loss(rows, labels))
+        scores, labels = drawn(seed, 330, 3.0, (0.5, 0.0, -0.5), noise=4.0)
+        result = fit({"a": scores[:30]}, labels[:30])
+        reported.append(log_loss(result.held_out["a"], labels[:30]))
+        later.append(log_loss([result.scales["a"](row) for row in scores[30:]], labels[30:]))
     assert math.fsum(reported) / 8 > math.fsum(later) / 8 - 0.05
 
 

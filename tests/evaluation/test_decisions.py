@@ -56,12 +56,10 @@ def test_a_fit_improves_the_members_and_finds_the_best(file):
     members = [member("knows"), member("guesses", known=())]
     fitted = fitted_to(examples_of(file(lines())), Ensemble(members))
     by_system = {(quality.system, quality.calibrated): quality for quality in fitted.qualities}
-    assert fitted.best == "knows"
+    assert fitted.calibration.best == "knows"
     assert by_system["knows", True].log_loss < by_system["knows", False].log_loss
     assert by_system["knows", True].accuracy == 1.0
-    assert by_system["together", True].log_loss <= by_system["knows", True].log_loss + 0.01
-    assert fitted.calibration.weights["guesses"] < 0.2
-    assert "together" in text_of(fitted)
+    assert text_of(fitted).endswith("best: knows")
 
 
 def test_a_fit_decides_as_before_after_it_was_written_and_read(file, tmp_path):
@@ -235,7 +233,7 @@ class Missing(ScriptedMember):
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        (Failing("x", name="broken"), "scored no example: broken .*out of order"),
+        (Failing("x", name="broken"), "only 0 examples, .*failed: broken .*out of order"),
         (Missing("x", name="broken"), "could be loaded: broken .*no such file"),
     ],
 )
@@ -269,21 +267,6 @@ def test_too_few_examples_that_all_members_can_read_are_refused(file):
     with pytest.raises(EnsembleError, match=r"only 15 examples, .* line 6 failed: short") as caught:
         fitted_to(examples_of(file(rows)), Ensemble([short]))
     assert "a fit needs 20 examples" in caught.value.__notes__[0]
-
-
-def test_a_request_that_fails_once_is_sent_again(file):
-    failures = ["out of order"]
-
-    class Unsteady(ScriptedMember):
-        def score(self, jobs):
-            if failures:
-                raise RuntimeError(failures.pop())
-            return super().score(jobs)
-
-    members = Ensemble([member("knows"), Unsteady("sales", name="unsteady")])
-    fitted = fitted_to(examples_of(file(lines(30))), members)
-    assert not failures and not fitted.left_out
-    assert fitted.calibration.examples == 30
 
 
 def test_a_file_of_other_members_is_refused(file, tmp_path):
