@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterable
-from contextlib import suppress
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, TypeVar
@@ -104,15 +103,10 @@ def emptied(error: _E) -> _E:
     """
     current: BaseException | None = error
     seen: set[int] = set()
-    # An error from other code may raise even when its cause or truth value is read.
-    with suppress(BaseException):
-        while current is not None and id(current) not in seen:
-            seen.add(id(current))
-            traceback.clear_frames(current.__traceback__)
-            if current.__cause__ is not None:
-                current = current.__cause__
-            else:
-                current = current.__context__
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        traceback.clear_frames(current.__traceback__)
+        current = current.__cause__ or current.__context__
     return error
 
 

@@ -91,7 +91,7 @@ def fault(code: str, examples: str, tests: str, is_fenced: bool) -> str | None:
     """What fails first when this code runs; None if nothing does."""
     try:
         program = compile(code, "answer.py", "exec")
-    except BaseException as error:
+    except Exception as error:
         return f"is not valid Python: {_described(error)}" if is_fenced else "has no Python code"
     module = types.ModuleType("answer" if examples or tests else "__main__")
     sys.modules[module.__name__] = module  # classes and pickle look for it
@@ -100,7 +100,7 @@ def fault(code: str, examples: str, tests: str, is_fenced: bool) -> str | None:
     except SystemExit as end:
         if examples or tests or end.code not in (None, 0):
             return f"exits with {end.code!r:.80}"
-    except BaseException as error:
+    except BaseException as error:  # models do write `raise KeyboardInterrupt`
         return f"raises {_described(error, 'answer.py')}"
     return _failed_example(examples, module) or _failed_test(tests, module)
 
@@ -138,7 +138,7 @@ def _failed_test(tests: str, module: types.ModuleType) -> str | None:
     except AssertionError as error:
         said = f": {error!s:.200}" if str(error) else ""
         return f"{_line(error, 'tests.py', tests)} fails{said}"
-    except BaseException as error:
+    except BaseException as error:  # the tests call the answer, which may exit
         return f"{_line(error, 'tests.py', tests)} raises {_described(error)}"
     return None
 
@@ -147,7 +147,7 @@ def _described(error: BaseException | None, file: str = "") -> str:
     """The class of an exception, its message and, if it was raised there, the line in a file."""
     try:
         message = f"{error!s:.300}"
-    except BaseException:  # the exception's class comes from the answer
+    except Exception:  # the exception's class comes from the answer
         message = ""
     name = type(error).__name__
     number = _number(error, file)

@@ -234,7 +234,7 @@ def show_answer(
     except KeyboardInterrupt:
         trace.error = "interrupted"
         raise
-    except BaseException as error:
+    except Exception as error:
         trace.error = str(error) or type(error).__name__
         if isinstance(error, CheckError):
             trace.rejected = [{"round": len(trace.rounds) + 1, **one} for one in error.rejected]

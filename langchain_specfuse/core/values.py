@@ -326,13 +326,9 @@ class Failure:
     def of(cls, error: BaseException, message: str = "") -> Failure:
         """The failure that this exception means: of the exception's own kind, if it has one."""
         name = type(error).__name__
-        try:
-            kind = getattr(error, "kind", "error")
-            kind = kind if kind in KINDS else "error"
-            message = message or (f"{name}: {error}" if str(error) else name)
-            return cls(kind, message, error)
-        except BaseException:  # the exception comes from other code, and its own `__str__` raises
-            return cls("error", f"{name}, which cannot be described")
+        kind = getattr(error, "kind", "error")
+        message = message or (f"{name}: {error}" if str(error) else name)
+        return cls(kind if kind in KINDS else "error", message, error)
 
 
 @dataclass(frozen=True, slots=True)

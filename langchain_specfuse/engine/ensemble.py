@@ -104,8 +104,6 @@ class Ensemble:
         (without settings: all) are loaded. Starts loading if necessary. Members in reserve are
         loaded afterwards. A failed load is tried again, in the background if another member can
         lead.
-
-        Each caller gets a future of its own: an interrupt while waiting may leave its lock taken.
         """
         order = [] if settings is None else self.order(settings)
         return self._loaded(lambda: self._needed(settings), self._tried(order), settings)
@@ -227,7 +225,6 @@ class Ensemble:
         # Not the member itself: it may be at work for another ensemble.
         job = QueuedJob(object(), "call", load, self._go_on, timeout_s=LOADS_S)
         worker_for("loading").put(job)
-        # last, so that an interrupt before it does not leave a load that never begins
         self._loading = True
 
     def _go_on(self, _: object) -> None:
@@ -245,6 +242,7 @@ class Ensemble:
                 self._load_early()
             self.breaker.try_again(name)
             probe = _probe_of(self.members[name])
+        # the loading thread hands the error to the calls that wait for the member
         except BaseException as error:
             self._note_failure(name, _as_failure(name, error))
         else:
@@ -260,7 +258,7 @@ class Ensemble:
         for member in self.members.values():
             try:
                 getattr(member, "start_loading", lambda: None)()
-            except BaseException:  # a member may raise anything; `probe` shows whether it loads
+            except Exception:  # `probe` shows whether it loads
                 log.info("%s could not start to load early", member.name, exc_info=True)
 
     def _note_failure(self, name: str, error: BaseException) -> None:
@@ -418,7 +416,8 @@ class Ensemble:
                 loading.result()
                 self._refuse_blind([name], kinds)
                 panelist = self._panelist(name)
-            except BaseException as error:  # a member may raise anything, and the answer waits
+            # the loading thread hands the error to the answer that waits for the member
+            except BaseException as error:
                 self._reported.setdefault(name, time.monotonic())
                 fail(error)
             else:
@@ -569,16 +568,13 @@ def _as_failure(name: str, error: BaseException) -> BaseException:
 
 def _is_away(member: Member) -> bool:
     """Whether the member says that it cannot work for now."""
-    try:
-        return bool(getattr(member, "is_away", False))
-    except Exception:  # a member may raise anything
-        return False
+    return bool(getattr(member, "is_away", False))
 
 
 def _probe_of(member: Member) -> Probe:
-    """What the member reports about itself. Anyone can write a member, so the report is checked."""
-    probe = member.probe()
-    if issubclass(type(probe), Probe):
+    """What the member reports about itself."""
+    probe: object = member.probe()
+    if isinstance(probe, Probe):
         return probe
     error = MemberError(
         f"probe() of {member.name} must return a Probe, got {type(probe).__name__}",

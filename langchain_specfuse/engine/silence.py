@@ -26,10 +26,7 @@ IDLE_S = 2.0
 def sign_of(worker: Any) -> float | None:
     """The last sign of life of a member or a batch group, as ``time.monotonic()``. None if it does
     not report any."""
-    try:
-        sign = getattr(worker, "last_sign", None)
-    except Exception:  # a member may raise anything
-        return None
+    sign = getattr(worker, "last_sign", None)
     return sign if isinstance(sign, int | float) else None
 
 
@@ -52,7 +49,7 @@ class Watch:
     """Watches all calls under way, from one thread."""
 
     def __init__(self) -> None:
-        # Re-entrant, because a finalizer that cancels an answer may be called anywhere.
+        # Re-entrant, because the garbage collector closes streams in any thread.
         self._lock = threading.RLock()
         self._news = threading.Condition(self._lock)
         self._calls: dict[WatchedCall, None] = {}
@@ -79,7 +76,7 @@ class Watch:
             for call in silent:
                 try:
                     call.on_silence()
-                except BaseException:
+                except Exception:
                     log.exception("could not give up a member without a sign of life")
             del silent
             call = None  # type: ignore[assignment]

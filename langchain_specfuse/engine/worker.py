@@ -27,7 +27,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice
 from typing import Any
 
 from ..core.replies import checked_reply
@@ -79,10 +78,7 @@ class QueuedJob:
     group meanwhile."""
 
     def __post_init__(self) -> None:
-        try:
-            group = getattr(self.member, "batch_group", None)
-        except BaseException:  # a member may raise anything, and this may run in any thread
-            group = None
+        group = getattr(self.member, "batch_group", None)
         object.__setattr__(self, "executor", self.member if group is None else group)
 
     @property
@@ -243,9 +239,8 @@ class Worker:
         self.device = device
         self._queue = JobQueue()
         self._prefill = PrefillQueue()
-        # Re-entrant, because a finalizer that cancels a run may be called anywhere, even here. It
-        # is separate from the condition, because an interrupt while the condition is being left
-        # would never release the condition's own lock.
+        # Re-entrant, because the garbage collector closes the streams that nobody reads any more
+        # in any thread, even here.
         self._lock = threading.RLock()
         self._news = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
@@ -314,16 +309,13 @@ class Worker:
         return self._thread is threading.current_thread()
 
     def _work(self) -> None:
-        try:
-            while batch := self._next_batch():
-                try:
-                    self._run(batch)
-                except BaseException as error:
-                    # a failed batch must not end the thread that computes the others
-                    self._fail(batch, error)
-                del batch  # its members may be unloaded, which frees nothing while it is kept
-        finally:
-            self._replace_ended_thread()
+        while batch := self._next_batch():
+            try:
+                self._run(batch)
+            except Exception as error:
+                # a failed batch must not end the thread that computes the others
+                self._fail(batch, error)
+            del batch  # its members may be unloaded, which frees nothing while it is kept
 
     def _next_batch(self) -> list[QueuedJob]:
         """Wait for the next batch; empty when this thread should end."""
@@ -349,16 +341,6 @@ class Worker:
         # No queued job was still needed, so nothing comes before the next chunk.
         chunk = self._prefill.take(others=False)
         return [] if chunk is None else [chunk]
-
-    def _replace_ended_thread(self) -> None:
-        """If something ended this thread from outside, start another one that takes over its
-        jobs."""
-        with self._lock:
-            if self._is_current():
-                self._thread = None
-                self._queue.put_first(self._running or [])
-                self._running = None
-                self._wake()
 
     # - one batch
 
@@ -442,7 +424,7 @@ class Worker:
             deliver = partial(self._end_begun, queued, time.perf_counter())
             try:
                 queued.member.begin(queued.work, queued.request, deliver)
-            except BaseException as error:  # a member may raise anything; the others still begin
+            except Exception as error:  # the other jobs still begin
                 deliver(Failure.of(emptied(error)))
 
     def _end_begun(self, queued: QueuedJob, since: float, reply: Any) -> None:
@@ -457,7 +439,7 @@ class Worker:
                 del self._begun[executor]
         try:
             reply = with_cost(queued, _checked(queued, reply), time.perf_counter() - since)
-        except BaseException as error:  # a member may return anything
+        except Exception as error:  # somebody waits for the reply
             reply = Failure.of(emptied(error))
         # First what waits for this job, or the next job of its answer would overtake it.
         self._release_held(executor)
@@ -641,7 +623,7 @@ def _deliver(replies: Sequence[tuple[QueuedJob, Any]]) -> None:
         try:
             queued.deliver(reply)
         # one receiver's error must not end the thread that others wait for
-        except BaseException:
+        except Exception:
             log.exception("a reply could not be delivered")
 
 
@@ -656,7 +638,8 @@ def run_batch(batch: list[QueuedJob]) -> list[Any]:
         if first.work in CALLS:
             return [first.job() if first.work == "call" else first.member.forget(first.job)]
         return _replies(batch)
-    # a member may raise anything, even SystemExit; the worker continues
+    # The error goes to whoever waits for the replies: a library that exits the interpreter would
+    # end only this thread, and they would wait forever.
     except BaseException as error:
         parts = _by_member(batch)
         if len(parts) > 1:  # one member's error must not hurt the others of its group
@@ -676,12 +659,10 @@ def _replies(batch: list[QueuedJob]) -> list[Any]:
     else:
         work = getattr(first.executor, first.work)
         returned = work([(queued.member, queued.request) for queued in batch])
-    # Copied, and bounded in length: the member's list may be endless, or change later.
-    replies = list(islice(returned, len(batch) + 1))
+    replies = list(returned)
     if len(replies) != len(batch):
-        more = "more than " if len(replies) > len(batch) else ""
-        count = amount(min(len(replies), len(batch)), "reply")
-        raise ValueError(f"{first.work} returned {more}{count} to {amount(len(batch), 'job')}")
+        count = amount(len(replies), "reply")
+        raise ValueError(f"{first.work} returned {count} to {amount(len(batch), 'job')}")
     return [_checked(queued, reply) for queued, reply in zip(batch, replies, strict=True)]
 
 

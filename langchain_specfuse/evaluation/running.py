@@ -299,7 +299,7 @@ def on_worker(member: Member, call: Callable[[], Any]) -> Future[Any]:
     def work() -> None:
         try:
             done.set_result(call())
-        except BaseException as error:
+        except BaseException as error:  # handed to the thread that waits for the result
             done.set_exception(error)
 
     done.set_running_or_notify_cancel()

@@ -203,7 +203,7 @@ class _Call:
         """Deliver its reply."""
         try:
             self.deliver(reply)
-        except BaseException:  # one receiver's error must not end the thread that serves others
+        except Exception:  # one receiver's error must not end the thread that serves others
             log.exception("a reply could not be delivered")
 
     def set_interrupt(self, interrupt: Callable[[], None] | None) -> None:
@@ -232,8 +232,8 @@ class Calls:
         """Calls that were given up and have not returned."""
         self._over: dict[str, Callable[[], None]] = {}
         """Query id -> what to do when its job that is under way has ended."""
-        # Re-entrant, because a finalizer that cancels an answer may be called anywhere, and other
-        # answers begin then.
+        # Re-entrant, because the garbage collector closes the streams that nobody reads any more
+        # in any thread, and other answers begin then.
         self._news = threading.Condition(threading.RLock())
         self._watcher: threading.Thread | None = None
         self._next_check = 0.0
@@ -319,7 +319,7 @@ class Calls:
         try:
             if forget is not None:
                 forget()
-        except BaseException:  # a chat model may raise anything
+        except Exception:
             log.exception("%s cannot forget an answer that is over", self._name)
         self._begin_waiting()
         if not call.is_late:
@@ -380,9 +380,9 @@ def _reply(call: _Call) -> Any:
         return call.work(call.job)
     except (MemberError, UsageError) as error:
         return Failure.of(error, str(error))
-    except Exception as error:  # another program may send anything
+    except Exception as error:
         return Failure("error", f"unexpected reply: {shown(error)}", error)
-    except BaseException as error:  # any other exception: the other jobs continue
+    except BaseException as error:  # handed to whoever waits for the reply
         return Failure.of(error)
 
 

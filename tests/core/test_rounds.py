@@ -135,12 +135,6 @@ NONSENSE = {
     "few rows": (Scored(()), "error", "scored 0 candidates (expected 1)"),
     "a draft": (Draft(" x"), "error", "replied with Draft (expected Scored)"),
     "nothing": (None, "error", "replied with NoneType (expected Scored)"),
-    "text": (Scored((("x",),)), "error", "replied with nonsense: Scored.logprobs is (('x',),)"),
-    "None for a number": (
-        Scored(((None, -1.0),)),
-        "error",
-        "replied with nonsense: Scored.logprobs is ((None, -1.0),)",
-    ),
 }
 
 
@@ -156,9 +150,7 @@ def test_a_member_that_scores_nonsense_leaves_and_the_others_finish(reply, kind,
     assert left.reason.startswith(reason)
 
 
-@pytest.mark.parametrize(
-    "reply", [None, Scored(()), Draft("\ud83d"), Draft(" x", logprobs=(math.nan,)), Draft(None)]
-)
+@pytest.mark.parametrize("reply", [None, Scored(()), Draft(" x", logprobs=(math.nan,))])
 def test_a_member_that_drafts_nonsense_leaves_and_the_others_finish(reply):
     played = play({**speakers(b=BLUE, c=BLUE), "a": lambda job, number: reply}, SHORT)
     assert (played.text, played.left) == (BLUE, ["a"])

@@ -272,27 +272,6 @@ def test_a_member_without_signs_has_a_second_more_for_each_token_beyond_the_firs
     slow.gate.set()
 
 
-class Odd(Speaker):
-    """Its sign cannot be read."""
-
-    @property
-    def last_sign(self):
-        raise SystemError("no sign")
-
-    @last_sign.setter
-    def last_sign(self, value):
-        pass
-
-
-def test_a_member_whose_sign_cannot_be_read_is_late_and_affects_no_other(worker):
-    member = Odd()
-    late = ask(worker, member, 1)
-    assert until(lambda: late == [Failure("timeout", "no reply for 0.3 s")])
-    other = ask(worker, Speaker(closed=False), 2, silence_s=None)
-    assert until(lambda: other == [4])
-    member.gate.set()
-
-
 # --- batch groups ---------------------------------------------------------------------------------
 
 

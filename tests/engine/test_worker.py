@@ -3,7 +3,6 @@ its thread and timers. Batches are in ``test_queue`` and ``test_batch_groups``."
 
 from __future__ import annotations
 
-import ctypes
 import random
 import threading
 import time
@@ -91,23 +90,6 @@ def test_whatever_a_member_raises_is_a_failure_and_the_worker_goes_on(device, er
     assert type(error).__name__ in failure.message
     later = ask(worker, member, 21)
     assert until(lambda: later == [42])
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_thread_that_was_ended_from_outside_is_replaced(device, monkeypatch):
-    monkeypatch.setattr(worker_module, "IDLE_S", PATIENCE_S)
-    worker, member = Worker(device), Doubler()
-    first = ask(worker, member, 1)
-    assert until(lambda: first)
-    name = f"specfuse-{device}"
-    (thread,) = (thread for thread in threading.enumerate() if thread.name == name)
-    assert until(lambda: worker._news._waiters), "elsewhere the exception would strike other code"
-    end = ctypes.pythonapi.PyThreadState_SetAsyncExc
-    assert end(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit)) == 1
-    later = ask(worker, member, 21)
-    assert until(lambda: later == [42])
-    assert until(lambda: not thread.is_alive())
-    worker.close()
 
 
 # --- members that exceed their time limit ---------------------------------------------------------

@@ -45,7 +45,7 @@ def _read(stream: Iterator[Any], item: Future[Any]) -> None:
             item.set_result(next(stream, None))
         except InvalidStateError:
             raise
-        except BaseException as error:
+        except BaseException as error:  # handed to the thread that waits for the item
             item.set_exception(error)
     except InvalidStateError:  # it was given up
         close(stream)
