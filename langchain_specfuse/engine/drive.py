@@ -59,8 +59,8 @@ class Admission:
     served."""
 
     def __init__(self) -> None:
-        # Re-entrant, because a finalizer that cancels an answer may be called anywhere, even
-        # while this lock is held.
+        # Re-entrant, because the garbage collector closes the streams that nobody reads any more
+        # in any thread, even while this lock is held.
         self._lock = threading.RLock()
         self._under_way: set[Hashable] = set()
         self._waiting: list[_Entry] = []
@@ -114,17 +114,15 @@ class Admission:
         """Start all admitted answers. One thread does this for all others, because an answer that
         ends immediately makes room for another."""
         while True:
-            is_starter = False
-            try:  # begins before the flag is set, so that an interrupt at any point resets the flag
-                with self._lock:
-                    if self._starting or not self._admitted:
-                        return
-                    is_starter = self._starting = True
-                    first = self._admitted.pop(0)
+            with self._lock:
+                if self._starting or not self._admitted:
+                    return
+                self._starting = True
+                first = self._admitted.pop(0)
+            try:
                 first.start()
             finally:
-                if is_starter:
-                    self._starting = False
+                self._starting = False
 
     def _fits(self, entry: _Entry) -> bool:
         return len(self._under_way) < entry.max_concurrency
@@ -188,11 +186,9 @@ class Run:
         try:
             if self._checker is not None:
                 self._checker.close()
-        finally:
-            try:  # also if an interrupt has arrived meanwhile
-                self._forget(self._members)
-            finally:  # otherwise the other answers would wait for this one
-                self._admission.leave(self)
+            self._forget(self._members)
+        finally:  # otherwise the other answers would wait for this one
+            self._admission.leave(self)
 
     def _begin(self) -> None:
         if not self._over:
@@ -217,7 +213,8 @@ class Run:
                 self._check(item)
         except StopIteration:
             self._end(None)
-        except BaseException as error:  # any exception is the caller's to handle, not the worker's
+        # the worker's thread hands the error to the caller, who waits for the next round
+        except BaseException as error:
             self._end(error)
 
     def _ask(self, ask: Ask) -> None:
@@ -298,12 +295,8 @@ class Run:
             if name not in names or self._asked.pop(key, _ABSENT) is _ABSENT:
                 continue
             member = self._members[name]
-            try:
-                # Through the queue, or it would race with the batch that is running.
-                worker_for(member.device).forget(member, query_id)
-            except Exception:
-                # a member may raise anything; the other members must still forget the answer
-                log.exception("%s cannot forget an answer that is over", name)
+            # Through the queue, or it would race with the batch that is running.
+            worker_for(member.device).forget(member, query_id)
 
 
 class _Replies:

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import queue
+import signal
 import threading
 
 import pytest
@@ -120,6 +122,22 @@ def test_an_error_inside_the_loop_reaches_the_caller_unchanged(error, device):
     with pytest.raises(type(error)) as raised:
         list(drive(broken(), {"a": ScriptedMember(BLUE, device=device)}, SHORT, Admission()))
     assert raised.value is error
+
+
+def test_an_interrupt_ends_the_question_and_the_next_one_is_answered(device):
+    member = Gated(BLUE, name="a", device=device)
+    ensemble = Ensemble([member])
+
+    def interrupts():
+        member.inside.wait(PATIENCE_S)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupts).start()
+    with pytest.raises(KeyboardInterrupt):
+        list(ensemble.rounds(query(), SHORT))
+    member.gate.set()
+    assert text(ensemble.rounds(query(), SHORT)) == BLUE
+    assert until(lambda: not open_queries([member]))
 
 
 def test_members_forget_every_query_that_they_were_asked_and_no_other(device):

@@ -130,7 +130,6 @@ class Client:
         """Whether the server has refused the key, or what the key may use."""
         self.last_sign = 0.0
         """When bytes last arrived."""
-        self._owner = os.getpid()
         self._closed = False
         self._retired = False
         self._uses = 0
@@ -170,25 +169,15 @@ class Client:
         """Whether a new connection would send another key."""
         return self._key != _key_of(self.address)
 
-    @property
-    def is_inherited(self) -> bool:
-        """Whether the connections belong to the process from which this one was forked: replies to
-        its requests would get mixed up with replies to ours."""
-        return self._owner != os.getpid()
-
     def close(self) -> None:
-        """Close all connections. Requests under way fail, but not those of a parent process."""
+        """Close all connections. Requests under way fail."""
         self._closed = True
-        if self.is_inherited:
-            return  # a shutdown would reach the parent, and its threads may have held the locks
         for stream in list(self._streams):
             _shut(stream)
         self._client.close()
 
     def retire(self) -> None:
         """Close all connections as soon as no job uses them."""
-        if self.is_inherited:
-            return
         with self._lock:
             self._retired = True
             is_unused = not self._uses

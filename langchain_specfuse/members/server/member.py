@@ -182,9 +182,9 @@ class ServerMember(ConcurrentMember):
             return self._ready
 
     def _is_connected(self) -> bool:
-        """Whether this process has connections. It has none after a fork, and if the member was
-        unloaded while it connected."""
-        return self._client is not None and not self._client.is_inherited
+        """Whether there are connections. There are none if the member was unloaded while it
+        connected."""
+        return self._client is not None
 
     def _connected(self) -> Probe:
         """Connect anew, and find out what is served."""
@@ -207,9 +207,6 @@ class ServerMember(ConcurrentMember):
             )
             advice = f"check that base_url names a model server; {_OTHER_SERVERS}"
             raise advised(strange, advice) from error
-        except BaseException:
-            self._disconnect()
-            raise
         log.info("%s: %s", self.name, probe.detail)
         return probe
 

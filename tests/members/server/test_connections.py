@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 from collections.abc import Iterator
@@ -30,7 +25,6 @@ from ..fake_server import INST_END, FakeServer
 from ..test_chat_model import STORY, talker
 
 LONG_S = 30.0
-can_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 
 
 @pytest.fixture
@@ -68,107 +62,6 @@ def delay(server: FakeServer) -> tuple[threading.Event, threading.Event, list[st
 
 def reply_of(member: ServerMember, job: DraftJob) -> Any:
     return member.draft([job])[0]
-
-
-# --- after a fork ---------------------------------------------------------------------------------
-
-PARENT = """
-    import os, sys, threading
-    from langchain_specfuse import ServerMember, SpecFuseChatModel
-    from langchain_specfuse.core.values import DraftJob, Query, Sampling, Turn
-
-    member = ServerMember(sys.argv[1], "tiny", name="served")
-
-    def child(act):
-        sys.stdout.flush()
-        pid = os.fork()
-        if not pid:
-            try:
-                act()
-            finally:
-                sys.stdout.flush()
-                os._exit(0)
-        return pid
-"""
-
-
-def parent(code: str, server: FakeServer) -> subprocess.Popen[str]:
-    """A process that runs this code, in a group of its own: a child that hangs must not outlive the
-    test."""
-    code = textwrap.dedent(PARENT) + textwrap.dedent(code)
-    return subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", code, server.url],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def output(process: subprocess.Popen[str]) -> str:
-    """What it prints until it ends."""
-    try:
-        return process.communicate(timeout=120)[0]
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        pytest.fail("it hangs")
-
-
-@can_fork
-def test_forked_children_share_no_connection(server: FakeServer, served: ServerMember) -> None:
-    """A reply would reach the wrong one of them."""
-    questions = ["Why?", "How many are there?", "Where is it?"]
-    options = {"max_tokens": 24, "segment_tokens": 4}
-    llm = SpecFuseChatModel(members=[served], **options)
-    expected = {repr(llm.invoke(question).text) for question in questions}
-    printed = output(
-        parent(
-            f"""
-            member.token_ids("Hello")
-            llm = SpecFuseChatModel(members=[member], **{options})
-            def ask(question):
-                for _ in range(5):
-                    line = repr(llm.invoke(question).text)
-                    os.write(1, (line + chr(10)).encode())  # in one piece
-            children = [child(lambda: ask(question)) for question in {questions}]
-            for pid in children:
-                os.waitpid(pid, 0)
-            """,
-            server,
-        )
-    )
-    lines = printed.splitlines()
-    assert len(lines) == 15 and set(lines) == expected
-
-
-@can_fork
-def test_unloading_in_a_forked_child_leaves_the_parents_requests_alone(server: FakeServer) -> None:
-    process = parent(
-        """
-        member.probe()
-        print("probed", flush=True)
-        input()
-        job = DraftJob(Query("q", (Turn("user", "Why?"),)), (), 5, 5, Sampling())
-        asking = threading.Thread(target=lambda: print(member.draft([job])))
-        asking.start()
-        input()
-        os.waitpid(child(member.unload), 0)
-        print("unloaded", flush=True)
-        asking.join()
-        """,
-        server,
-    )
-    assert process.stdin is not None and process.stdout is not None
-    assert process.stdout.readline() == "probed\n"
-    arrived, go, sent = delay(server)
-    print(file=process.stdin, flush=True)
-    assert arrived.wait(LONG_S)
-    print(file=process.stdin, flush=True)
-    assert process.stdout.readline() == "unloaded\n"
-    go.set()
-    assert "Draft(text=" in output(process)
-    assert sent.count("/v1/completions") == 1
 
 
 # --- unloaded meanwhile ---------------------------------------------------------------------------
