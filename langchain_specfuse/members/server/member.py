@@ -258,7 +258,8 @@ class ServerMember(ConcurrentMember):
         owner = next((str(e.get("owned_by")) for e in listed if str(e.get("id")) == model), "")
         if owner in DIALECTS:
             session = self._token_session(DIALECTS[owner](client, model))
-            self._try_out(session)
+            log.info("%s: a trial finds out how %s scores", self.name, session.dialect.name)
+            session.check()
             return self._probe_tokens(session)
         if self.tokenizer is not None:
             raise removed("an `echo` server")
@@ -271,10 +272,6 @@ class ServerMember(ConcurrentMember):
             kind="not_found",
         )
         raise advised(unknown, f"check the server's address; {_OTHER_SERVERS}")
-
-    def _try_out(self, session: TokenSession) -> None:
-        log.info("%s: a trial finds out how %s scores", self.name, session.dialect.name)
-        session.check()
 
     def _probe_tokens(self, session: TokenSession) -> Probe:
         trouble = "; ".join(f"not by {name}: {why}" for name, why in session.refused.items())

@@ -71,16 +71,6 @@ class ServerPrompts(Prompts):
         return parts
 
 
-@dataclass(frozen=True, slots=True)
-class TrialResult:
-    """What a trial has found out about a model on a server: fields of :class:`TokenSession`."""
-
-    known: tuple[str, ...]
-    raw: bool
-    excludes: bool
-    raw_after_exclusion: bool
-
-
 @dataclass
 class TokenSession:
     """One member's drafts and scores on one engine."""
@@ -124,17 +114,6 @@ class TokenSession:
                 self.raw = difference <= CLOSE_ENOUGH
         self._try_exclusion(prompt)
         self.dialect.forget("check")
-
-    @property
-    def trial_result(self) -> TrialResult:
-        return TrialResult(tuple(self.known), self.raw, self.excludes, self.raw_after_exclusion)
-
-    def take_over(self, result: TrialResult) -> None:
-        """Use the result of an earlier trial in place of :meth:`check`."""
-        scorers = self.dialect.scorers()
-        self.known = {name: scorers[name] for name in result.known if name in scorers}
-        self.raw, self.excludes = result.raw, result.excludes
-        self.raw_after_exclusion = result.raw_after_exclusion
 
     def _trouble(self, prompt: list[int], scorer: Scorer) -> str:
         """What is wrong with this scorer; empty if nothing is."""

@@ -2,79 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import re
-import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from ..threads import SHOWN
-from .process import ServerProcess
-
-log = logging.getLogger("langchain_specfuse")
-
-TELLS_S = 5.0
-"""How often the log says what a server that starts is doing."""
-TELLS_AGAIN_S = 20.0
-"""How often it says so if the server has written nothing new."""
-QUIET_S = 600.0
-"""A server that starts is ended if for so long it writes nothing, and nothing of its model
-arrives."""
-
-
-# --- while it starts ------------------------------------------------------------------------------
-
-
-class Progress:
-    """What a server that starts is doing: its log, and the parts of its model that arrive."""
-
-    def __init__(self, name: str, process: ServerProcess, downloads: Path | None) -> None:
-        self._name = name
-        self._process = process
-        self._downloads = downloads
-        self._began = self._looked = self._told = self._changed = time.monotonic()
-        self._signs: object = None
-        self._line = ""
-
-    @property
-    def seconds(self) -> float:
-        """How long the server has been starting."""
-        return time.monotonic() - self._began
-
-    @property
-    def is_stuck(self) -> bool:
-        """Whether nothing has changed for too long."""
-        return self._looked - self._changed > QUIET_S
-
-    def look(self) -> None:
-        """Look for changes and log them, every few seconds."""
-        now = time.monotonic()
-        if now - self._looked < TELLS_S:
-            return
-        self._looked = now
-        signs = self._process.log_size(), self._arrived()
-        if signs != self._signs:
-            self._signs, self._changed = signs, now
-        line = last_step(self._process.log_lines())
-        if line != self._line or now - self._told > TELLS_AGAIN_S:
-            self._told = now
-            log.info("%s: starting for %.0f s: %s", self._name, self.seconds, line)
-            self._line = line
-
-    def _arrived(self) -> list[tuple[str, int, int]]:
-        """The files that are being fetched, with what changes when a part arrives."""
-        arrived = []
-        with suppress(OSError):  # a folder may be gone by now
-            for file in self._downloads.rglob("*") if self._downloads else ():
-                with suppress(OSError):  # it may have its final name by now
-                    about = file.stat()
-                    arrived.append((file.name, about.st_size, about.st_mtime_ns))
-        return sorted(arrived)
-
-
-# --- what logs say --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +19,12 @@ class Cause:
     advice: str
 
 
-PORT_TAKEN = Cause(
-    re.compile(r"address already in use", re.I),
-    "error",
-    "other programs take ports of this machine very quickly; try again",
-)
 CAUSES = (
-    PORT_TAKEN,
+    Cause(
+        re.compile(r"address already in use", re.I),
+        "error",
+        "another program has taken the server's port meanwhile: try again",
+    ),
     Cause(
         re.compile(r"gated repo|GatedRepo|403 Client Error", re.I),
         "not_found",

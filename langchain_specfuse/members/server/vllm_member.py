@@ -27,9 +27,8 @@ from . import vllm_server
 from .http import Address
 from .member import ServerMember
 from .tokenizers import local_tokenizer
-from .tokens import TokenSession
+from .vllm_command import source_of
 from .vllm_server import VllmServer
-from .vllm_source import source_of
 
 log = logging.getLogger("langchain_specfuse")
 
@@ -93,8 +92,8 @@ class VllmMember(ServerMember):
         process if transformers is installed.
 
     The other arguments are those of :class:`.ServerMember`. The server gets a random key,
-    listens on this machine only, and ends with this process, however that ends. If it dies, the
-    next job starts it again, at most once in ten minutes.
+    listens on this machine only, and ends with this process. If it dies, the next job starts it
+    again, at most once in ten minutes.
     """
 
     @checked(removed=_ELSEWHERE)
@@ -243,27 +242,13 @@ class VllmMember(ServerMember):
             return True
         return super()._is_lost()
 
-    def _try_out(self, session: TokenSession) -> None:
-        """Members with the same model on the same server share one trial, unless it failed. An
-        adapter counts as a model: its scores may come from its base, which only a trial shows."""
-        assert self._server is not None
-        trials = self._server.trials
-        key = (session.dialect.model, type(session.prompts.words.tokenizer), *session.dialect.stops)
-        if key in trials:
-            session.take_over(trials[key])
-            return
-        super()._try_out(session)
-        if session.known and not session.refused:
-            trials[key] = session.trial_result
-
     # --- the server -------------------------------------------------------------------------------
 
     def _own_server(self) -> VllmServer:
         if self._server is None:
             server = vllm_server.acquire(self._source, self._number, self.adapter)
             self._server = server
-            later = vllm_server.release_later
-            self._on_deletion = weakref.finalize(self, later, server, self._number)
+            self._on_deletion = weakref.finalize(self, server.release, self._number, wait=False)
             self._on_deletion.atexit = False  # all servers are stopped then
         return self._server
 

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...errors import UsageError, advised, amount
-from .vllm_program import flags, python_with_vllm
-from .vllm_source import VllmSource
+from .vllm_command import VllmSource, flags, python_with_vllm
 
 if TYPE_CHECKING:
     from .vllm_server import VllmServer

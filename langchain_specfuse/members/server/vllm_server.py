@@ -1,4 +1,4 @@
-"""The vLLM servers that this process has started: which there are, where they run, who uses them.
+"""The vLLM servers that this process has started: which there are, who uses them, how they start.
 
 Members with the same source share a server, even if they differ in their LoRA adapters. Servers
 that are wanted at the same time are placed together, before the first of them starts. Servers on
@@ -19,11 +19,9 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from contextlib import ExitStack, suppress
-from functools import partial
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any
 
 import httpx2
@@ -31,86 +29,45 @@ import httpx2
 from ...errors import MemberError, UsageError, advised
 from ..threads import refuse_late, shown
 from .http import Address, unlogged
-from .process import HOST, ServerProcess, free_port, is_strangers, wait_for_ends
-from .tokens import TrialResult
-from .vllm_log import PORT_TAKEN, QUIET_S, Progress, cause_of
+from .process import HOST, ServerProcess, free_port
+from .vllm_command import VllmSource, adapter_flags, environment_of, flags, path_of
+from .vllm_log import cause_of, last_step
 from .vllm_places import Place, places_of
-from .vllm_program import adapter_flags, environment_of, flags, path_of
-from .vllm_source import VllmSource, downloads
 
 log = logging.getLogger("langchain_specfuse")
 
-PORTS = 3
-"""How many ports are tried, if other programs take them first."""
 LOOKS_S = 0.2
 """How often it looks whether a server is ready."""
+TELLS_S, TELLS_AGAIN_S = 5.0, 20.0
+"""How often the log says what a server that starts is doing, and how often if that is nothing
+new."""
+QUIET_S = 1800.0
+"""A server that starts is ended if it writes nothing for so long. vLLM writes nothing while it
+downloads a file of weights."""
 RESTARTS_AGAIN_S = 600.0
 """A server that dies is started again, but once in this time only."""
 SHOWN_LINES = 12
 """How many lines of a server's log an error shows."""
 _LOCK = threading.RLock()
-"""Guards the following, and the states of servers."""
+"""Guards the following, and the states of servers. A finalizer may take it, so nothing waits for
+another thread while it is held."""
 _SERVERS: dict[VllmSource, VllmServer] = {}
 _WANTED: dict[VllmServer, None] = {}
 """Servers that are placed next."""
+_PLACING = threading.Lock()
+"""Held while servers are placed, and until those on GPUs have loaded."""
 _TURNS: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
 """GPU -> held while a server starts there."""
-_PLACING = threading.Lock()
-_LOADING: list[Future[None]] = []
-"""The starts on GPUs that have begun together. The next ones wait for them, because what they
-will take still looks free. ``_PLACING`` guards it."""
-_LEFT: SimpleQueue[Callable[[], object]] = SimpleQueue()
-"""What is to be done for members that nobody holds any more. Their finalizers run in any thread,
-perhaps while it holds a lock, so they only put something here."""
-_releasing: threading.Thread | None = None
-"""Does what is in ``_LEFT``, as long as there are servers."""
-
-
-# --- who uses which server ------------------------------------------------------------------------
 
 
 def acquire(source: VllmSource, user: int, adapter: str | None) -> VllmServer:
     """The one server of this source, with one more user."""
     with _LOCK:
-        _let_release()
         server = _SERVERS.get(source)
         if server is None:
             server = _SERVERS[source] = VllmServer(source)
         server.users[user] = adapter
         return server
-
-
-def release_later(server: VllmServer, user: int) -> None:
-    """Release a server in another thread. Takes no lock."""
-    _LEFT.put(partial(server.release, user))
-
-
-def _let_release() -> None:
-    """Start the thread that works through ``_LEFT``, unless it runs. The caller holds ``_LOCK``."""
-    global _releasing
-    if _releasing is None or not _releasing.is_alive():
-        _releasing = threading.Thread(
-            target=_release_left, name="specfuse-vllm-release", daemon=True
-        )
-        _releasing.start()
-
-
-def _release_left() -> None:
-    """Release what finalizers have left, as long as there are servers."""
-    global _releasing
-    while True:
-        try:
-            release = _LEFT.get(timeout=LOOKS_S)
-        except Empty:
-            with _LOCK:
-                if not _SERVERS and _LEFT.empty():
-                    _releasing = None
-                    return
-            continue
-        try:
-            release()
-        except Exception:
-            log.warning("a vLLM server could not be stopped", exc_info=True)
 
 
 class VllmServer:
@@ -121,25 +78,22 @@ class VllmServer:
         self.name = os.path.basename(source.model.rstrip("/")) or source.model
         self.users: dict[int, str | None] = {}
         """A number for each member that uses the server -> its adapter."""
-        self._key = ""
-        self._process: ServerProcess | None = None
-        self._before: ServerProcess | None = None
-        """The process before that one. It has ended, and an error or the log names its log."""
-        self._starting: Future[None] | None = None
-        """Its last start."""
         self.place: Place | None = None
         """Where it has run; it starts there again."""
-        self._restarted_at: float | None = None
         self.starts = 0
         """How often its process was started."""
+        self._process: ServerProcess | None = None
+        self._address = Address("")
+        self._starting: Future[None] | None = None
+        """Its last start."""
+        self._restarted_at: float | None = None
         self._adapters: set[str] = set()
         """The adapters that the server has loaded."""
         self._loading = threading.Lock()
-        self.trials: dict[Any, TrialResult] = {}
-        """What trials have found out about the server's models since it started."""
 
-    def release(self, user: int) -> None:
-        """Note that a member does not use the server any more. Without members, the server ends."""
+    def release(self, user: int, *, wait: bool = True) -> None:
+        """Note that a member does not use the server any more. Without members, the server ends.
+        ``wait``: until it has ended."""
         with _LOCK:
             self.users.pop(user, None)
             if self.users:
@@ -147,11 +101,13 @@ class VllmServer:
             if _SERVERS.get(self.source) is self:
                 del _SERVERS[self.source]
             _WANTED.pop(self, None)
-            processes = self._process, self._before
-            self._process = self._before = self._starting = None
-        for process in processes:
-            if process is not None:
-                process.stop()
+            process, self._process, self._starting = self._process, None, None
+        if process is None:
+            return
+        if wait:
+            process.stop()
+        else:
+            process.terminate()
 
     def want(self) -> None:
         """Have the server placed with the next ones, unless it runs."""
@@ -169,20 +125,14 @@ class VllmServer:
             if self.is_alive and not is_told:
                 is_told = True
                 meanwhile()
-            try:
+            with suppress(TimeoutError):
                 starting.exception(LOOKS_S)
-            except TimeoutError:
-                pass
         starting.result()
         if not is_told:
             meanwhile()
-        process = self._process
-        if process is None:
-            raise MemberError(f"the server of {self.source.model} was stopped", member=self.name)
-        address = Address(f"http://{HOST}:{process.port}/v1", key=self._key)
         if adapter is not None:
             self._load_adapter(adapter)
-        return address
+        return self._address
 
     @property
     def is_away(self) -> bool:
@@ -213,17 +163,14 @@ class VllmServer:
     def _started(self) -> Future[None]:
         """The start that is under way or has succeeded, or a new one."""
         with _LOCK:
-            if self.is_starting:
-                assert self._starting is not None
-                return self._starting
-            has_run = self._starting is not None and not _has_failed(self._starting)
-            if has_run and self.is_alive:
-                assert self._starting is not None
-                return self._starting
-            if has_run and self._process is not None:
-                self._note_death(self._process)
+            starting = self._starting
+            if starting is not None and not _has_failed(starting):
+                if self.is_starting or self.is_alive:
+                    return starting
+                if self._process is not None:
+                    self._note_death(self._process)
             _WANTED[self] = None
-            starts = {}
+            starts: dict[VllmServer, Future[None]] = {}
             for server in list(_WANTED):  # a finalizer may remove one meanwhile
                 starts[server] = server._starting = Future()
             _WANTED.clear()
@@ -234,7 +181,6 @@ class VllmServer:
 
     def _note_death(self, process: ServerProcess) -> None:
         """Allow a restart of a server that has died, or raise."""
-        process.end()
         now = time.monotonic()
         last = self._restarted_at
         if last is not None and now - last < RESTARTS_AGAIN_S:
@@ -242,9 +188,8 @@ class VllmServer:
             raise advised(died, "unload() and the next question start it once more")
         self._restarted_at = now
         log.warning(
-            "the vLLM server of %s died and is being restarted; its log is %s: %s",
+            "the vLLM server of %s died and is being restarted: %s",
             self.source.model,
-            process.log,
             cause_of(process.log_lines())[1],
         )
 
@@ -255,7 +200,7 @@ class VllmServer:
                 for gpu in sorted(place.gpus):
                     turns.enter_context(_TURNS[gpu])
                 self._start(place)
-        except BaseException as error:
+        except BaseException as error:  # whoever waits for the start gets it
             starting.set_exception(error)
         else:
             self.place = place
@@ -264,83 +209,71 @@ class VllmServer:
     def _start(self, place: Place) -> None:
         with _LOCK:
             adapters = sorted({adapter for adapter in self.users.values() if adapter})
-        for attempt in range(PORTS):
-            with _LOCK:
-                self._refuse_unused()
-                self._key = secrets.token_urlsafe(32)
-                port = free_port()
-                self.starts += 1
-                process = ServerProcess(
-                    self.name,
-                    port,
-                    self._command(port, place, adapters),
-                    self._environment(place, adapters),
-                )
-                if self._before is not None:
-                    self._before.stop()
-                self._before, self._process = self._process, process
-            self._adapters = set()
-            self.trials = {}
-            if self._has_loaded(process):
-                self._load_adapters(adapters)
-                return
-            process.end()
-            self._refuse_unused()
-            cause, _ = cause_of(process.log_lines())
-            if cause is not PORT_TAKEN or attempt == PORTS - 1:
-                raise self._failure(process, "ended while it started")
-            log.info("port %d was taken meanwhile; starting vLLM at another one", port)
-            process.stop()
-
-    def _has_loaded(self, process: ServerProcess) -> bool:
-        """Wait until the server is ready. False: it has ended. Raises if it does not get on."""
-        log.info("%s: vLLM is starting; its log is %s", self.name, process.log)
-        progress = Progress(self.name, process, downloads(self.source))
-        while process.is_alive:
-            if process.is_ready() and self._is_ours(process):
-                log.info("%s: vLLM is ready after %.0f s", self.name, progress.seconds)
-                return True
-            progress.look()
-            if progress.is_stuck:
-                process.end()
-                raise self._stuck(process)
-            time.sleep(LOOKS_S)
-        return False
-
-    def _stuck(self, process: ServerProcess) -> MemberError | UsageError:
-        what = f"wrote nothing for {QUIET_S:g} s while it started, and was ended"
-        return advised(
-            self._failure(process, what),
-            "see its log; if it was fetching the model, fetch it first: hf download "
-            f"{self.source.model}",
+        self._refuse_unused()
+        port, key = free_port(), secrets.token_urlsafe(32)
+        self._address = Address(f"http://{HOST}:{port}/v1", key=key)
+        process = ServerProcess(
+            self.name,
+            self._command(port, place, adapters),
+            self._environment(key, place, adapters),
         )
+        with _LOCK:
+            is_used = bool(self.users)
+            if is_used:
+                self._process = process
+                self.starts += 1
+                self._adapters = set()
+        if not is_used:
+            process.stop()
+        self._wait_until_loaded(process)
+        for adapter in adapters:
+            try:
+                self._load_adapter(adapter)
+            except MemberError as error:  # its own member fails when that asks for it
+                log.warning("%s: %s", self.name, error)
+
+    def _wait_until_loaded(self, process: ServerProcess) -> None:
+        log.info("%s: vLLM is starting", self.name)
+        began = told = changed = time.monotonic()
+        count = told_count = 0
+        while not process.ended.wait(LOOKS_S):
+            now = time.monotonic()
+            if self._is_ready():
+                log.info("%s: vLLM is ready after %.0f s", self.name, now - began)
+                return
+            if process.line_count != count:
+                count, changed = process.line_count, now
+            if now - told > (TELLS_AGAIN_S if count == told_count else TELLS_S):
+                told, told_count = now, count
+                step = last_step(process.log_lines())
+                log.info("%s: starting for %.0f s: %s", self.name, now - began, step)
+            if now - changed > QUIET_S:
+                process.stop()
+                what = f"wrote nothing for {QUIET_S:g} s while it started, and was ended"
+                raise advised(
+                    self._failure(process, what),
+                    "see its log; if it was fetching the model, fetch it first: hf download "
+                    f"{self.source.model}",
+                )
+        self._refuse_unused()
+        raise self._failure(process, "ended while it started")
 
     def _refuse_unused(self) -> None:
         if not self.users:
             raise MemberError(f"{self.name} was unloaded before it had started", member=self.name)
 
-    def _is_ours(self, process: ServerProcess) -> bool:
-        """Whether the server at this port wants our key. Another program may have taken the port,
-        and may answer anything with 200. One of another user does not get the key."""
-        if is_strangers(process.port):
-            return False
+    def _is_ready(self) -> bool:
         try:
-            without = self._request(process.port, "GET", "/v1/models", key="")
-            if without.status_code != 401:
-                return False
-            return self._request(process.port, "GET", "/v1/models").status_code == 200
+            return self._request("GET", "/health", timeout=2.0).status_code == 200
         except httpx2.HTTPError:
             return False
 
     def _request(
-        self, port: int, method: str, path: str, body: Any = None, *, key: str | None = None
+        self, method: str, path: str, body: Any = None, *, timeout: float = 60.0
     ) -> httpx2.Response:
-        sent = self._key if key is None else key
-        headers = {"Authorization": f"Bearer {sent}"} if sent else {}
-        with httpx2.Client(trust_env=False, headers=headers, timeout=60.0) as client, unlogged():
-            return client.request(method, f"http://{HOST}:{port}{path}", json=body)
-
-    # --- the command ------------------------------------------------------------------------------
+        headers = {"Authorization": f"Bearer {self._address.key}"}
+        with httpx2.Client(trust_env=False, timeout=timeout) as client, unlogged():
+            return client.request(method, self._address.root + path, headers=headers, json=body)
 
     def _command(self, port: int, place: Place, adapters: Sequence[str]) -> list[str]:
         model = self.source.model
@@ -359,8 +292,8 @@ class VllmServer:
         command = [place.python, "-m", program]
         return [*command, *place.flags, *flags(own), *flags(chosen)]
 
-    def _environment(self, place: Place, adapters: Sequence[str]) -> dict[str, str]:
-        environment = {**environment_of(place.python), "VLLM_API_KEY": self._key}
+    def _environment(self, key: str, place: Place, adapters: Sequence[str]) -> dict[str, str]:
+        environment = {**environment_of(place.python), "VLLM_API_KEY": key}
         if adapters:
             environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
         if self.source.batch_invariant:
@@ -369,32 +302,18 @@ class VllmServer:
             environment.pop(name, None)
         return environment | dict(place.variables)
 
-    # --- adapters ---------------------------------------------------------------------------------
-
-    def _load_adapters(self, adapters: Sequence[str]) -> None:
-        """Have the new server load these adapters, so that its list of models names them. One that
-        cannot be loaded fails its own member, when that asks for it."""
-        for adapter in adapters:
-            try:
-                self._load_adapter(adapter)
-            except MemberError as error:
-                log.warning("%s: %s", self.name, error)
-
     def _load_adapter(self, adapter: str) -> None:
         """Have the running server load an adapter, unless it has."""
-        process = self._process
         with self._loading:
-            if adapter in self._adapters or process is None:
+            if adapter in self._adapters:
                 return
             body = {"lora_name": adapter, "lora_path": path_of(adapter)}
             failed = f"vLLM with {self.source.model} cannot load the adapter {adapter!r}"
             try:
-                reply = self._request(process.port, "POST", "/v1/load_lora_adapter", body)
+                reply = self._request("POST", "/v1/load_lora_adapter", body)
             except httpx2.HTTPError as error:
                 cut = MemberError(f"{failed}: {shown(error)}", member=self.name)
-                raise advised(
-                    cut, f"see the server's log, {process.log}; then try again"
-                ) from error
+                raise advised(cut, "try again") from error
             if reply.status_code != 200:
                 why = " ".join(reply.text.split())[:300]
                 refused = MemberError(
@@ -424,7 +343,7 @@ class VllmServer:
         if known is not None:
             advised(error, known.advice)
         end = "\n   ".join(line[:300] for line in lines[-SHOWN_LINES:])
-        error.add_note(f"the end of its log, {process.log}:\n   {end or '(empty)'}")
+        error.add_note(f"the end of its log:\n   {end or '(empty)'}")
         return error
 
 
@@ -439,31 +358,27 @@ def _gpus_taken() -> int:
 
 
 def _start_all(starts: Mapping[VllmServer, Future[None]]) -> None:
-    """Place servers, and start each in a thread of its own."""
-    released = threading.Event()
-    with _LOCK:
-        _LEFT.put(released.set)
-        _let_release()
-    released.wait()
-    try:
-        with _PLACING:
-            wait_for_ends()
-            wait(_LOADING)
+    """Place servers, and start each in a thread of its own. The next ones are placed when those on
+    GPUs have loaded, because what they will take still looks free."""
+    with _PLACING:
+        places: Mapping[VllmServer, Place | BaseException]
+        try:
             places = places_of(list(starts), _gpus_taken())
-            _LOADING[:] = [
-                starts[server]
-                for server, place in places.items()
-                if isinstance(place, Place) and place.gpus
-            ]
-    except BaseException as error:
-        places = dict.fromkeys(starts, error)
-    for server, place in places.items():
-        if isinstance(place, BaseException):
-            starts[server].set_exception(place)
-            continue
-        threading.Thread(
-            target=server.start,
-            args=(place, starts[server]),
-            name=f"specfuse-vllm-{server.name}",
-            daemon=True,
-        ).start()
+        except BaseException as error:  # whoever waits for the starts gets it
+            places = dict.fromkeys(starts, error)
+        loading = []
+        for server, place in places.items():
+            if isinstance(place, BaseException):
+                starts[server].set_exception(place)
+                continue
+            thread = threading.Thread(
+                target=server.start,
+                args=(place, starts[server]),
+                name=f"specfuse-vllm-{server.name}",
+                daemon=True,
+            )
+            thread.start()
+            if place.gpus:
+                loading.append(thread)
+        for thread in loading:
+            thread.join()

@@ -7,6 +7,9 @@ import functools
 import operator
 import os
 import signal
+import subprocess
+import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,13 +53,14 @@ STARTS_S = 300.0
 """A vLLM server may take this long to start on a busy machine."""
 
 
-def servers() -> list[psutil.Process]:
-    """The processes that supervisors of this process watch. Other tests' engines are none of them."""
+def servers(program: psutil.Process) -> list[psutil.Process]:
+    """The processes of the servers that members of this program have started. Other tests' engines
+    are none of them."""
     return [
         process
-        for watcher in psutil.Process().children()
-        if "supervisor.py" in "".join(command_of(watcher)[:4])
-        for process in watcher.children(recursive=True)
+        for server in program.children()
+        if "--disable-uvicorn-access-log" in command_of(server)
+        for process in (server, *server.children(recursive=True))
         if is_running(process.pid)
     ]
 
@@ -74,7 +78,7 @@ def test_two_members_in_one_line_answer_and_one_that_is_killed_comes_back() -> N
     llm = SpecFuseChatModel(members=models, max_tokens=60, **ALL)
     answer = llm.invoke(QUESTION)
     assert answer.text and answer.response_metadata["specfuse"]["exits"] == []
-    running = servers()
+    running = servers(psutil.Process())
     name = "SmolLM2-135M-float32"
     victim = next(process for process in running if name in " ".join(command_of(process)))
     pieces: list[Any] = []
@@ -98,8 +102,28 @@ def test_two_members_in_one_line_answer_and_one_that_is_killed_comes_back() -> N
         about = llm.invoke(QUESTION).response_metadata["specfuse"]
     # Its text may differ: vLLM's rounding depends on what its caches hold.
     assert about["exits"] == []
-    running += servers()
+    running += servers(psutil.Process())
     unload()
+    until(lambda: are_gone([process.pid for process in running]))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no parent-death signal")
+def test_a_killed_program_leaves_no_process_of_vllm() -> None:
+    """Linux sends SIGTERM to the server only, which ends its own processes then."""
+    script = f"""
+        from langchain_specfuse import VllmMember
+        member = VllmMember({str(engines.folder())!r})
+        member.probe()
+        print("ready", flush=True)
+        input()
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes) as program:
+        assert program.stdout is not None and program.stdout.readline() == b"ready\n"
+        running = servers(psutil.Process(program.pid))
+        program.kill()
+    assert len(running) > 1
     until(lambda: are_gone([process.pid for process in running]))
 
 
@@ -126,7 +150,7 @@ def test_adapters_share_a_server_and_score_as_in_this_process(tmp_path: Path) ->
         assert member.probe().max_context
     assert len({round(mean, 2) for mean in means}) == 3
     assert len({member.address.url for member in served}) == 1
-    running = servers()
+    running = servers(psutil.Process())
     assert running
     for member in served:
         member.unload()

@@ -8,24 +8,18 @@ Variables tell it what to do:
 - ``FAKE_VLLM_RECORD``: a file to which it appends what it was started with, as a line of JSON.
 - ``FAKE_VLLM_LOG``: a file with the log of a real vLLM that failed to start. It prints the file and
   ends.
-- ``FAKE_VLLM_TAKEN``: a file that does not exist. The first start finds its port taken by a program
-  that answers everything with 200.
-- ``FAKE_VLLM_SPY``: a file into which that program writes the keys that it is sent. It is one of
-  another user then, and asks for a key as vLLM does. Only root can start it.
 """
 
 import argparse
 import http.client
 import json
 import os
-import socket
+import signal
 import subprocess
 import sys
-import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from socketserver import ThreadingTCPServer
 
 
 def main() -> None:
@@ -49,21 +43,12 @@ def main() -> None:
     if path := os.environ.get("FAKE_VLLM_LOG"):
         print(Path(path).read_text(), end="", flush=True)
         sys.exit(1)
-    if (path := os.environ.get("FAKE_VLLM_TAKEN")) and not os.path.exists(path):
-        Path(path).touch()
-        address = (arguments.host, arguments.port)
-        if spy := os.environ.get("FAKE_VLLM_SPY"):
-            serve_as_another_user(address, spy)
-        else:
-            other = ThreadingHTTPServer(address, Stranger)
-            threading.Thread(target=other.serve_forever, daemon=True).start()
-        time.sleep(1.0)
-        socket.create_server((arguments.host, arguments.port))
     serve(arguments)
 
 
 def record(arguments: argparse.Namespace, **more: object) -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    signal.signal(signal.SIGTERM, lambda *_: (child.kill(), os._exit(0)))
     names = ("VLLM_", "CUDA_", "OMP_")
     environment = {key: value for key, value in os.environ.items() if key.startswith(names)}
     started = {"pids": [os.getpid(), child.pid], "argv": sys.argv[1:], "environment": environment}
@@ -76,6 +61,7 @@ def serve(arguments: argparse.Namespace) -> None:
     for module in arguments.lora_modules:
         adapter = {"lora_name": module["name"], "lora_path": module["path"]}
         assert asked(backend, "POST", "/v1/load_lora_adapter", json.dumps(adapter))[0] == 200
+    print("loading weights", flush=True)
     time.sleep(float(os.environ.get("FAKE_VLLM_LOADS_S", 0)))
     print("Application startup complete.", flush=True)
     listener = ThreadingHTTPServer((arguments.host, arguments.port), relay(backend))
@@ -90,38 +76,6 @@ def asked(backend: int, method: str, path: str, body: str | bytes | None) -> tup
     found = response.status, response.read()
     connection.close()
     return found
-
-
-def serve_as_another_user(address: tuple[str, int], spy: str) -> None:
-    keys = open(spy, "a")  # noqa: SIM115 - the other user may not open it
-    if os.fork() > 0:
-        return
-    os.setuid(65_534)
-
-    class Spy(Stranger):
-        def do_GET(self) -> None:
-            key = self.headers.get("Authorization")
-            if self.path.startswith("/v1") and key is None:
-                self.send_error(401)
-                return
-            if key is not None:
-                print(key, file=keys, flush=True)
-            super().do_GET()
-
-    ThreadingTCPServer(address, Spy).serve_forever()  # an HTTPServer would import more
-
-
-class Stranger(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", "2")
-        self.end_headers()
-        self.wfile.write(b"{}")
-
-    do_POST = do_GET
-
-    def log_message(self, *_: object) -> None:
-        pass
 
 
 def relay(backend: int) -> type[BaseHTTPRequestHandler]:
