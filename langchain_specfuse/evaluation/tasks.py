@@ -133,10 +133,6 @@ def questions_of(path: str | Path) -> tuple[Question, ...]:
         where = f"{path}:{number}"
         if "input" not in line:
             raise advised(UsageError(f"{where} has no 'input', only {sorted(line)}"), EXAMPLE)
-        if "checker" in line:
-            error = UsageError(f"{where} has 'checker', which is called 'grader' now")
-            advice = "rename it to 'grader'; checks are what SpecFuseChatModel(checks=...) takes"
-            raise advised(error, advice)
         name = str(number if line.get("id") is None else line["id"])
         if name in line_of:
             error = UsageError(

@@ -222,7 +222,6 @@ def test_a_line_is_a_question_with_its_own_grader_or_the_task_s(task_file):
             [{"input": "a", "reference": "A", "grader": "choice", "choices": "AB"}],
             "must be a list of 2 to 26",
         ),
-        ([{"input": "a", "reference": "1", "checker": "exact"}], "is called 'grader' now"),
         ([{"input": "a", "reference": "1", "grader": "magic"}], "no grader 'magic'"),
         ([{"input": "a", "reference": "(", "grader": "regex"}], "not a regular expression"),
     ],
