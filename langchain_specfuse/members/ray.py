@@ -13,8 +13,7 @@ import pickle
 import re
 import socket
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
@@ -28,17 +27,14 @@ from .arguments import checked
 
 log = logging.getLogger("langchain_specfuse")
 
-PLACEMENT = ("cluster", "num_cpus", "num_gpus", "resources")
-"""The arguments that say where a member works."""
 ATTEMPTS = 3
-"""A job fails after its process has died this many times during the job. For the last attempt, each
-job is sent alone, so that a job that kills its process does not make others fail."""
-CONNECT_S, PLACING_S, RESTART_S, PAUSE_S = 5.0, 120.0, 60.0, 0.05
+"""A job fails after its process has died this many times during the job."""
+CONNECT_S, PLACING_S, RESTART_S = 5.0, 120.0, 60.0
 """Time limits for reaching the cluster (Ray would try for minutes), for finding a place, and for
-the restart of a dead process (after which jobs fail immediately until a process is back); and the
-pause between two checks."""
+the restart of a dead process."""
 Amount = Annotated[float, Field(ge=0)]
-_CONNECTING = threading.Lock()
+_STARTING = threading.Lock()
+"""Two threads must not connect, or start an actor of one member, at the same time."""
 
 
 class RayMember:
@@ -85,226 +81,134 @@ class RayMember:
         self.num_cpus = num_cpus
         self.num_gpus = num_gpus
         self.resources = dict(resources or {})
-        self._process: _Process | None = None
-        self._needed: dict[str, float] = {}  # the resources that the actor takes
-        self._ready: Probe | None = None
-        self._lock = threading.RLock()  # tokens are counted from any thread
+        self._start_unloaded()
+
+    def _start_unloaded(self) -> None:
+        self._actor: Any = None
+        self._is_up = False
+        """Whether the actor's process has answered, and has not died since."""
+        self._probe: Probe | None = None
 
     def __repr__(self) -> str:
         return f"RayMember({self._member!r}, cluster={self.cluster!r})"
 
-    def __reduce__(self) -> Any:
+    def __getstate__(self) -> dict[str, Any]:
         # A copy starts an actor of its own.
-        return partial(RayMember, **{name: getattr(self, name) for name in PLACEMENT}), (
-            self._member,
-        )
+        return vars(self) | {"_actor": None, "_is_up": False, "_probe": None}
 
     def __getattr__(self, name: str) -> Any:
         # What only some members have is looked up in the hosted member's class, because the member
         # is not loaded in this process.
-        hosted = type(vars(self).get("_member"))
-        if hasattr(hosted, name):
+        if hasattr(type(vars(self).get("_member")), name):
             if name in ("token_ids", "token_count"):
-                return partial(self._call, name)
+                return partial(self._ask, name)
             if name in ("spec", "preview"):
                 return getattr(self._member, name)
-        if name == "last_sign" and hasattr(hosted, "note_sign"):
-            # It watches its jobs itself, so no sign is needed while its process is up.
-            return time.monotonic() if self.place else 0.0
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @property
     def device(self) -> str:
         return f"ray:{self.name}:{id(self)}"  # a worker of its own: it computes elsewhere
 
-    @property
-    def place(self) -> tuple[str, int] | None:
-        """Where it runs: the node's address and the process there; None if not running."""
-        return self._process.place if self._process else None
-
     def probe(self) -> Probe:
-        with self._lock:
-            if self._ready is not None and not _ray().is_initialized():
-                self.unload()  # ray.shutdown() ended the actor
-            if self._ready is None:
-                self.start_loading()
-                try:
-                    self._ready = self._loaded()
-                except BaseException:
-                    self.unload()
-                    raise
-                log.info("%s: %s", self.name, self._ready.detail)
-            return self._ready
+        if self._probe is None:
+            try:
+                self._probe = self._ask("probe")
+            except Exception:
+                self.unload()
+                raise
+            log.info("%s: %s", self.name, self._probe.detail)
+        return self._probe
 
     def start_loading(self) -> None:
         """Start the actor and do not wait: several members load at the same time."""
-        with self._lock:
-            self._process = self._process or self._started()
+        with _STARTING:
+            if self._actor is None or not _ray().is_initialized():
+                self._actor, self._is_up = self._started(), False
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[Draft | Failure]:
-        return self._each("draft", jobs)
+        self.probe()
+        return list(self._ask("draft", jobs))
 
     def score(self, jobs: Sequence[ScoreJob]) -> list[Scored | Failure]:
-        return self._each("score", jobs)
+        self.probe()
+        return list(self._ask("score", jobs))
 
     def forget(self, query_id: str) -> None:
-        if self._process is not None:
-            self._process.send("forget", query_id)  # no reply is needed
+        if self._actor is not None and _ray().is_initialized():
+            self._actor.call.remote("forget", query_id)  # no reply is needed
 
     def unload(self) -> None:
         """End the actor. The next job starts a new one."""
-        if self._process is not None:
-            self._process.end()
-        self._process = self._ready = None
+        if self._actor is not None and _ray().is_initialized():
+            _ray().kill(self._actor)
+        self._start_unloaded()
 
-    def _each(self, work: str, jobs: Sequence[Any]) -> list[Any]:
-        self.probe()
-        replies: list[Any] = [None] * len(jobs)
-        for attempt in range(ATTEMPTS):
-            waiting = [at for at, reply in enumerate(replies) if reply is None]
-            if not waiting:
-                break
-            groups = [waiting]
-            if attempt == ATTEMPTS - 1:
-                groups = [[at] for at in waiting]
-            for group in groups:
-                batch = self._answer(work, [jobs[at] for at in group]) or ()
-                for at, reply in zip(group, batch, strict=False):
-                    replies[at] = reply
-        for at, reply in enumerate(replies):
-            if reply is None:
-                replies[at] = Failure("error", self._trouble(work))
-        return replies
-
-    def _answer(self, method: str, *arguments: Any) -> Any:
-        """What the member returns; None if its process died and was not restarted in time."""
-        process = self._process
-        assert process is not None
-        while not process.is_up():
-            if time.monotonic() - process.down_since > RESTART_S:
-                return None
-            time.sleep(PAUSE_S)
-        return process.receive(process.send(method, *arguments))
-
-    def _trouble(self, work: str) -> str:
-        reason = self._process.trouble if self._process else ""
-        if self.place:
-            return f"it died over this {work}: {reason}"
-        return f"its process died over this {work}, and is not back yet: {reason}"
-
-    def _call(self, method: str, *arguments: Any) -> Any:
-        self.probe()
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        """What the hosted member returns. If its process dies, Ray starts another one, which is
+        asked the same."""
+        ray, reason = _ray(), ""
         for _ in range(ATTEMPTS):
-            result = self._answer(method, *arguments)
-            if result is not None:
-                return result
-        raise MemberError(self._trouble(method), member=self.name)
+            self.start_loading()
+            try:
+                self._wait_until_up()
+                return ray.get(self._actor.call.remote(method, *arguments))
+            except ray.exceptions.RayTaskError as failed:
+                raise failed.cause from None
+            except ray.exceptions.RayError as death:
+                log.warning("%s: its process on the Ray cluster died: %s", self.name, death)
+                reason = f"{type(death).__name__}: {' '.join(str(death).split())}"[:300]
+                self._is_up = False
+                if isinstance(death, ray.exceptions.ActorDiedError):
+                    self._actor = None  # Ray does not restart it
+        error = MemberError(f"{self.name} died over {method!r}: {reason}", member=self.name)
+        raise advised(
+            error, "is there enough memory on that node, and are the same versions installed?"
+        )
 
-    def _started(self) -> _Process:
-        with _CONNECTING:
-            ray = _connected(self.cluster, self.name)
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    def _wait_until_up(self) -> None:
+        """Wait until Ray has found a place for the actor and started its process."""
+        if self._is_up:
+            return
+        ray, ready = _ray(), self._actor.__ray_ready__.remote()
+        limit_s = RESTART_S if self._probe else PLACING_S
+        if not ray.wait([ready], timeout=limit_s)[0]:
+            free = ray.available_resources()
+            left = {name: free.get(name, 0) for name in ("CPU", "GPU", *self.resources)}
+            error = MemberError(
+                f"Ray found no place for {self.name} within {limit_s:g} s; free are {left}",
+                member=self.name,
+            )
+            raise advised(error, "ask for less, stop other programs there, or add nodes")
+        ray.get(ready)
+        self._is_up = True
+
+    def _started(self) -> Any:
+        ray = _connected(self.cluster, self.name)
+        there = ray.cluster_resources()
         gpus = self.num_gpus
         if gpus is None:
-            gpus = float(any(node.get("GPU", 0) >= 1 for node in nodes))
-        self._needed = {"CPU": self.num_cpus, "GPU": gpus, **self.resources}
-        if not any(_fits(self._needed, node) for node in nodes):
-            there = " | ".join(map(_shown, nodes)) or "none"
-            error = UsageError(
-                f"{self.name} wants {_shown(self._needed)}, which no node has; there are {there}"
-            )
-            advice = "ask for less (num_cpus=0.5, num_gpus=0.5, resources=), or add nodes first"
-            raise advised(error, advice)
+            gpus = float(there.get("GPU", 0) >= 1)
+        needed = {"CPU": self.num_cpus, "GPU": gpus, **self.resources}
+        has = {name: there.get(name, 0) for name in needed}
+        if any(has[name] < count for name, count in needed.items()):
+            error = UsageError(f"{self.name} wants {needed}, and the cluster has {has}")
+            raise advised(error, "ask for less (num_cpus=0.5, num_gpus=0.5, resources=)")
         actor = ray.remote(_Actor).options(
             num_cpus=self.num_cpus,
             num_gpus=gpus,
             resources=self.resources,
             max_restarts=-1,
-            # RayMember sends jobs again itself, in the end alone: a retry may kill the new process.
-            max_task_retries=0,
             scheduling_strategy="SPREAD",
         )
         try:
-            return _Process(ray, partial(actor.remote, self._member))
+            return actor.remote(self._member)
         except (TypeError, AttributeError, pickle.PicklingError) as error:
             unsent = UsageError(
                 f"{self.name} cannot be sent to another process: {str(error).splitlines()[0]}"
             )
             advice = "pass a member that is named by its model and has not been loaded"
             raise advised(unsent, advice) from error
-
-    def _loaded(self) -> Probe:
-        """What the member can do, once it has its place and has loaded."""
-        ray, process = _ray(), self._process
-        assert process is not None
-        ray.wait([process.ping], timeout=PLACING_S)
-        if not process.is_up():
-            why = process.trouble or f"no place was free within {PLACING_S:g} s"
-            wants, free = _shown(self._needed), _shown(ray.available_resources())
-            message = f"Ray did not start {self.name} ({why}): it wants {wants}; free are {free}"
-            error = MemberError(message, member=self.name)
-            raise advised(
-                error,
-                "ask for less, stop other programs there, or install the same versions on every "
-                "node",
-            )
-        probe: Probe | None = process.receive(process.probe)
-        if probe is None or process.place is None:
-            died = MemberError(f"{self.name}: {self._trouble('load')}", member=self.name)
-            raise advised(died, "is there enough memory for its weights on that node?")
-        return replace(probe, detail=f"{probe.detail}; by Ray at {process.place[0]}".lstrip("; "))
-
-
-class _Process:
-    """One actor. Ray restarts its process; an actor that Ray does not restart is replaced."""
-
-    def __init__(self, ray: Any, start: Callable[[], Any]) -> None:
-        self._ray = ray
-        self._start = start
-        self._lock = threading.Lock()
-        self._actor = start()
-        self.ping = self._actor.where.remote()  # answered as soon as the process is up
-        self.probe = self.send("probe")
-        self.place: tuple[str, int] | None = None  # node and process; None: not up
-        self.down_since = time.monotonic()
-        self.trouble = ""
-        """Why it died."""
-
-    def is_up(self) -> bool:
-        """Whether the process runs. Notices a restart."""
-        with self._lock:
-            if self.place is None and self._ray.wait([self.ping], timeout=0)[0]:
-                try:
-                    self.place = self._ray.get(self.ping)
-                except self._ray.exceptions.RayError as error:
-                    self._note_death(error)
-            return self.place is not None
-
-    def send(self, method: str, *arguments: Any) -> Any:
-        return self._actor.call.remote(method, *arguments)
-
-    def receive(self, sent: Any) -> Any:
-        """What the member returned, or raised; None: its process died first."""
-        try:
-            return self._ray.get(sent)
-        except self._ray.exceptions.RayTaskError as failed:
-            raise failed.cause from None
-        except self._ray.exceptions.RayError as failed:
-            with self._lock:
-                log.warning("a process of a Ray member at %s died: %s", self.place, failed)
-                self.place, self.down_since = None, time.monotonic()
-                self._note_death(failed)
-            return None
-
-    def end(self) -> None:
-        if self._ray.is_initialized():
-            self._ray.kill(self._actor)
-
-    def _note_death(self, error: Exception) -> None:
-        self.trouble = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
-        if isinstance(error, self._ray.exceptions.ActorDiedError):  # Ray does not restart it
-            self._actor = self._start()
-        self.ping = self._actor.where.remote()
 
 
 class _Actor:
@@ -315,25 +219,32 @@ class _Actor:
         self._member = member
         self._probe: Probe | None = None
 
-    def where(self) -> tuple[str, int]:
-        return _ray().util.get_node_ip_address(), os.getpid()
-
     def call(self, method: str, *arguments: Any) -> Any:
         try:
-            if self._probe is None and method != "forget":
-                self._probe = self._member.probe()
             if method == "probe":
-                return self._probe
-            result: Any = getattr(self._member, method)(*arguments)
+                return self._loaded()
+            if method != "forget":
+                self._loaded()
+            result = getattr(self._member, method)(*arguments)
         except Exception as error:
             raise _picklable(error) from None
-        if method not in ("draft", "score"):
-            return result
-        replies = list(result)
-        for at, reply in enumerate(replies):
-            if isinstance(reply, Failure):
-                replies[at] = replace(reply, cause=_picklable(reply.cause))
-        return replies
+        if method in ("draft", "score"):
+            return [_sendable(reply) for reply in result]
+        return result
+
+    def _loaded(self) -> Probe:
+        if self._probe is None:
+            probe = self._member.probe()
+            place = f"by Ray at {_ray().util.get_node_ip_address()}, process {os.getpid()}"
+            self._probe = replace(probe, detail=f"{probe.detail}; {place}".lstrip("; "))
+        return self._probe
+
+
+def _sendable(reply: Any) -> Any:
+    """The reply with a cause that can be pickled; errors of OpenAI's client cannot."""
+    if isinstance(reply, Failure):
+        return replace(reply, cause=_picklable(reply.cause))
+    return reply
 
 
 def _picklable(error: Any) -> Any:
@@ -351,23 +262,17 @@ def _ray() -> Any:
 
 
 def _connected(cluster: str, name: str) -> Any:
-    """Ray, with this process connected to the cluster. Call it under a lock, because two threads
-    must not connect at the same time."""
+    """Ray, with this process connected to the cluster, or to the one that it was connected to."""
     ray = _ray()
-    address = os.environ.get("RAY_ADDRESS", "auto") if cluster == "auto" else cluster
     if ray.is_initialized():
-        here = ray.get_runtime_context().gcs_address
-        if cluster != "auto" and _resolved(ray, cluster) != _resolved(ray, here):
-            error = UsageError(
-                f"cluster={cluster!r} was given, but this process belongs to the cluster at "
-                f"{here!r}"
-            )
-            advice = "a process belongs to one cluster: name that one, or call ray.shutdown() first"
-            raise advised(error, advice)
         return ray
+    address = os.environ.get("RAY_ADDRESS", "auto") if cluster == "auto" else cluster
     try:
         if address not in ("auto", "local"):
-            socket.create_connection(_resolved(ray, address), timeout=CONNECT_S).close()
+            host, _, port = address.rpartition(":")
+            if host in ("localhost", "127.0.0.1"):  # Ray takes the machine's own address instead
+                host = ray.util.get_node_ip_address()
+            socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
         ray.init(cluster, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, OverflowError, RuntimeError, ValueError) as error:
         missing = MemberError(f"{name}: no Ray cluster at {address!r}: {error}", member=name)
@@ -375,24 +280,3 @@ def _connected(cluster: str, name: str) -> Any:
             missing, "`ray start --head` starts one; name it: cluster='HOST:6379' or RAY_ADDRESS"
         ) from error
     return ray
-
-
-def _resolved(ray: Any, address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    if host in ("localhost", "127.0.0.1"):  # Ray replaces these by this machine's own address
-        return ray.util.get_node_ip_address(), int(port)
-    return socket.gethostbyname(host), int(port)
-
-
-def _fits(needed: Mapping[str, float], node: Mapping[str, float]) -> bool:
-    """Whether a node has these resources."""
-    return all(node.get(name, 0) >= count for name, count in needed.items())
-
-
-def _shown(amounts: Mapping[str, float]) -> str:
-    """Resources in words, without those that Ray adds itself."""
-    shown = []
-    for name, count in sorted(amounts.items()):
-        if count > 0 and not re.search("memory|node:", name):
-            shown.append(f"{name} {count:g}")
-    return ", ".join(shown) or "nothing"

@@ -3,7 +3,6 @@ cluster."""
 
 from __future__ import annotations
 
-import itertools
 import pickle
 import socket
 import sys
@@ -14,14 +13,12 @@ from typing import Any
 
 import pytest
 
-from langchain_specfuse import ChatModelMember, RayMember, ScriptedMember, SpecFuseChatModel
+from langchain_specfuse import RayMember, ScriptedMember, SpecFuseChatModel
 from langchain_specfuse.core.member import Probe
 from langchain_specfuse.core.values import Candidate, Draft, DraftJob, Failure
 from langchain_specfuse.errors import MemberError, UsageError
-from langchain_specfuse.members import ray as ray_module
 
 from .contract import draft_job, score_job
-from .test_chat_model import talker
 
 STORY = "The sky is blue because the air scatters blue light."
 
@@ -49,12 +46,9 @@ class FakeRay(ModuleType):
         errors = (RayError, RayTaskError, ActorDiedError)
         self.exceptions = SimpleNamespace(**{error.__name__: error for error in errors})
         self.util = SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1")
-        self.resources: list[dict[str, float]] = [
-            {"CPU": 8.0, "memory": 1e9},
-            {"CPU": 4.0, "node:10.0.0.1": 1.0},
-        ]
+        self.resources: dict[str, float] = {"CPU": 12.0, "memory": 1e9}
         self.connected = False
-        self.placed, self.restarts = True, True
+        self.placed = True
         self.actors: list[FakeActor] = []
         self.kills: Callable[[str], bool] = lambda query_id: False
         """Whether a job of this query kills its process."""
@@ -70,11 +64,8 @@ class FakeRay(ModuleType):
     def is_initialized(self) -> bool:
         return self.connected
 
-    def get_runtime_context(self) -> Any:
-        return SimpleNamespace(gcs_address="127.0.0.1:6379")
-
-    def nodes(self) -> list[dict[str, Any]]:
-        return [{"Alive": True, "Resources": resources} for resources in self.resources]
+    def cluster_resources(self) -> dict[str, float]:
+        return self.resources
 
     def available_resources(self) -> dict[str, float]:
         return {"CPU": 0.5}
@@ -87,46 +78,42 @@ class FakeRay(ModuleType):
     def wait(self, refs: list[Any], **_: Any) -> tuple[list[Any], list[Any]]:
         return (refs, []) if self.placed else ([], refs)
 
-    def get(self, ref: tuple[FakeActor, str, bytes]) -> Any:
-        return ref[0].run(*ref[1:])
+    def get(self, ref: tuple[FakeActor, bytes | None]) -> Any:
+        return ref[0].run(ref[1])
 
     def kill(self, actor: FakeActor) -> None:
         actor.end(ActorDiedError("killed"))
 
 
 class FakeActor:
-    pids = itertools.count(1)
-
     def __init__(self, ray: FakeRay, cls: type, args: tuple[Any, ...]) -> None:
         self.ray, self.made = ray, pickle.dumps((cls, args))
-        self.asked: list[str] = []
-        """The queries of its jobs."""
-        self.where = SimpleNamespace(remote=lambda: (self, "where", pickle.dumps(())))
-        self.call = SimpleNamespace(remote=lambda *args: (self, "call", pickle.dumps(args)))
+        self.__ray_ready__ = SimpleNamespace(remote=lambda: (self, None))
+        self.call = SimpleNamespace(remote=lambda *args: (self, pickle.dumps(args)))
         ray.actors.append(self)
         self.begin()
 
     def begin(self) -> None:
         cls, args = pickle.loads(self.made)
-        self.process, self.pid, self.error = cls(*args), next(self.pids), None
+        self.process, self.error = cls(*args), None
 
     def end(self, error: Exception) -> None:
         self.process, self.error = None, error
 
-    def run(self, name: str, args: bytes) -> Any:
+    def run(self, args: bytes | None) -> Any:
         if self.error is not None:
             error = self.error
-            if isinstance(error, ActorUnavailableError) and self.ray.restarts:
+            if isinstance(error, ActorUnavailableError):
                 self.begin()  # the next call finds it restarted
             raise error
-        method, *arguments = pickle.loads(args) or (name,)
-        if name == "where":
-            return "127.0.0.1", self.pid
-        if method in ("draft", "score"):
-            self.asked += [job.query.id for job in arguments[0]]
-            if any(self.ray.kills(job.query.id) for job in arguments[0]):
-                self.end(ActorUnavailableError("the process died"))
-                return self.run(name, args)
+        if args is None:
+            return None
+        method, *arguments = pickle.loads(args)
+        if method in ("draft", "score") and any(
+            self.ray.kills(job.query.id) for job in arguments[0]
+        ):
+            self.end(ActorUnavailableError("the process died"))
+            return self.run(args)
         try:
             return pickle.loads(pickle.dumps(self.process.call(method, *arguments)))
         except Exception as error:
@@ -137,7 +124,6 @@ class FakeActor:
 def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     fake = FakeRay()
     monkeypatch.setitem(sys.modules, "ray", fake)
-    monkeypatch.setattr(ray_module, "PAUSE_S", 0.001)
     return fake
 
 
@@ -150,6 +136,7 @@ def test_replies_are_those_of_the_member_in_this_process(ray: FakeRay) -> None:
     jobs = [draft_job(id=f"q{size}", segment_tokens=size) for size in (1, 3, 5)]
     scores = [score_job(Candidate(" is blue", False, ("x",)), id=f"s{k}") for k in range(3)]
     assert there.draft(jobs) == here.draft(jobs) and there.score(scores) == here.score(scores)
+    assert "by Ray at 127.0.0.1, process " in there.probe().detail
     assert replace(there.probe(), detail="scripted") == here.probe()
     assert there.token_ids(STORY) == here.token_ids(STORY) and there.spec == here.spec
     assert not hasattr(there, "token_count")
@@ -191,101 +178,68 @@ def test_an_error_that_cannot_be_pickled_keeps_its_text(ray: FakeRay) -> None:
     assert isinstance(failure.cause, MemberError)
 
 
-def test_a_hosted_member_that_watches_its_own_requests_is_not_watched_from_here(
-    ray: FakeRay,
-) -> None:
-    there = RayMember(ChatModelMember(talker(), name="ann"))
-    assert there.last_sign == 0.0, "its process has not begun"
-    there.probe()
-    assert there.last_sign > 0.0
-    assert not hasattr(RayMember(ScriptedMember(STORY)), "last_sign")
-
-
 # --- deaths ---------------------------------------------------------------------------------------
 
 
-def test_a_killed_process_loses_no_reply(ray: FakeRay) -> None:
+@pytest.mark.parametrize("death", [ActorUnavailableError, ActorDiedError])
+def test_a_killed_process_loses_no_reply(death: type[Exception], ray: FakeRay) -> None:
+    """Ray restarts it, or has given it up."""
     member, here = RayMember(ScriptedMember(STORY)), ScriptedMember(STORY)
     jobs = [draft_job(id=f"q{k}") for k in range(6)]
-    before = member.draft(jobs) and member.place
-    ray.actors[0].end(ActorUnavailableError("SIGKILL"))
+    member.draft(jobs)
+    ray.actors[0].end(death("SIGKILL"))
     assert member.draft(jobs) == here.draft(jobs)
-    assert member.draft([draft_job(id=f"n{k}") for k in range(6)]) and member.place != before
 
 
-def test_a_job_that_kills_its_process_takes_no_other_with_it(ray: FakeRay) -> None:
+def test_a_job_that_kills_its_process_again_and_again_fails(ray: FakeRay) -> None:
     ray.kills = lambda query: query == "q1"
-    first, lost, third = RayMember(ScriptedMember(STORY)).draft(
-        [draft_job(id=f"q{k}") for k in range(3)]
-    )
-    assert isinstance(first, Draft) and isinstance(third, Draft)
-    assert (
-        isinstance(lost, Failure) and "died over this draft: ActorUnavailableError" in lost.message
-    )
-
-
-def test_an_actor_that_ray_does_not_restart_is_replaced(ray: FakeRay) -> None:
-    member = RayMember(ScriptedMember(STORY))
-    member.probe()
-    ray.actors[0].end(ActorDiedError("killed for good"))
-    assert isinstance(member.draft([draft_job()])[0], Draft) and len(ray.actors) == 2
-
-
-def test_jobs_fail_until_a_process_is_back(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_module, "RESTART_S", 0.05)
     member = RayMember(ScriptedMember(STORY, name="ann"))
-    member.probe()
-    ray.restarts = False
-    ray.actors[0].end(ActorUnavailableError("its node is gone"))
-    (failure,) = member.draft([draft_job()])
-    assert failure.message.endswith("is not back yet: ActorUnavailableError: its node is gone")
-    with pytest.raises(MemberError, match="is not back yet"):
-        member.token_ids("x")
-    ray.restarts = True
-    while isinstance(member.draft([draft_job()])[0], Failure):
-        pass
+    with pytest.raises(MemberError, match="ann died over 'draft': ActorUnavailableError"):
+        member.draft([draft_job(id="q1")])
+    assert isinstance(member.draft([draft_job(id="q2")])[0], Draft)
 
 
 def test_actors_end_with_unload_and_are_started_again(ray: FakeRay) -> None:
     member = RayMember(ScriptedMember(STORY))
     for end in (member.unload, ray.shutdown):
         member.probe()
-        assert member.place is not None
         end()
         assert all(actor.process is None for actor in ray.actors)
         assert isinstance(member.draft([draft_job()])[0], Draft)
 
 
+def test_a_copy_starts_an_actor_of_its_own(ray: FakeRay) -> None:
+    member = RayMember(ScriptedMember(STORY, name="ann"), num_cpus=2)
+    member.probe()
+    copy = pickle.loads(pickle.dumps(member))
+    assert (repr(copy), copy.num_cpus) == (repr(member), 2)
+    copy.probe()
+    assert len(ray.actors) == 2
+
+
 # --- placement ------------------------------------------------------------------------------------
 
 
-def test_resources_that_no_node_has_are_refused_with_what_there_is(ray: FakeRay) -> None:
+def test_resources_that_the_cluster_lacks_are_refused_with_what_there_is(ray: FakeRay) -> None:
     with pytest.raises(UsageError) as raised:
         RayMember(ScriptedMember("x", name="ann"), num_gpus=1).probe()
-    for part in ("ann wants CPU 1, GPU 1", "CPU 8", "CPU 4"):
+    for part in ("ann wants {'CPU': 1, 'GPU': 1.0}", "has {'CPU': 12.0, 'GPU': 0}"):
         assert part in str(raised.value)
 
 
 def test_a_member_takes_a_gpu_if_the_cluster_has_any(ray: FakeRay) -> None:
-    ray.resources = [{"CPU": 4, "GPU": 0}]
+    ray.resources = {"CPU": 4, "GPU": 0}
     RayMember(ScriptedMember("x")).probe()
-    ray.resources = [{"CPU": 0, "GPU": 4}, {"CPU": 4, "GPU": 0}]
-    with pytest.raises(UsageError, match="wants CPU 1, GPU 1"):
+    ray.resources = {"CPU": 0, "GPU": 4}
+    with pytest.raises(UsageError, match=r"wants .*'GPU': 1\.0"):
         RayMember(ScriptedMember("x")).probe()
 
 
 def test_waiting_for_occupied_resources_ends(ray: FakeRay) -> None:
     ray.placed = False
-    with pytest.raises(MemberError, match=r"120 s.*CPU 1.*CPU 0\.5"):
+    with pytest.raises(MemberError, match=r"120 s.*CPU': 0\.5"):
         RayMember(ScriptedMember("x")).probe()
     assert all(actor.process is None for actor in ray.actors)
-
-
-def test_a_process_belongs_to_one_cluster(ray: FakeRay) -> None:
-    RayMember(ScriptedMember("x")).probe()
-    RayMember(ScriptedMember("x"), cluster="localhost:6379").probe()
-    with pytest.raises(UsageError, match="cluster at '127"):
-        RayMember(ScriptedMember("x"), cluster="127.0.0.1:6380").probe()
 
 
 def test_an_address_where_nothing_listens_is_refused_soon(ray: FakeRay) -> None:

@@ -26,7 +26,8 @@ from langchain_specfuse import (
     UsageError,
 )
 from langchain_specfuse.core.member import Member
-from langchain_specfuse.core.values import Draft, Failure
+from langchain_specfuse.core.values import Draft
+from langchain_specfuse.errors import MemberError
 from langchain_specfuse.members import ray as ray_module
 
 from . import clusters, tiny
@@ -103,7 +104,7 @@ def test_resources_choose_the_node(ray_member: Callable[..., RayMember]) -> None
     assert (
         clusters.OTHER in ray_member(ScriptedMember(STORY), resources={"other": 0.5}).probe().detail
     )
-    with pytest.raises(UsageError, match=r"no node has.*other 2"):
+    with pytest.raises(UsageError, match=r"wants .*'GPU': 1.* has .*'GPU': 0"):
         ray_member(ScriptedMember("x"), num_gpus=1).probe()
 
 
@@ -120,7 +121,7 @@ def test_killing_a_process_in_the_middle_of_20_answers_loses_none_of_them(
     with ThreadPoolExecutor(1) as asking:
         answers = asking.submit(llm.batch, [f"question {k}" for k in range(20)])
         time.sleep(0.5)
-        os.kill(there[0].place[1], signal.SIGKILL)
+        os.kill(process_of(there[0]), signal.SIGKILL)
         expected = [answer.text for answer in here.batch([f"question {k}" for k in range(20)])]
         assert [reply.text for reply in answers.result(LONG_S)] == expected
 
@@ -130,14 +131,20 @@ def test_a_member_on_a_lost_node_is_away_until_the_node_is_back(
 ) -> None:
     monkeypatch.setattr(ray_module, "RESTART_S", 3.0)
     bound = ray_member(ScriptedMember(STORY, name="bound"), resources={"other": 1})
-    bound.probe()
-    pid = bound.place[1]
+    pid = process_of(bound)
     cluster.lose()
     until(lambda: not Path(f"/proc/{pid}").exists())
-    (failure,) = bound.draft([draft_job()])
-    assert isinstance(failure, Failure) and "is not back yet" in failure.message
+    with pytest.raises(MemberError, match=r"no place for bound within 3 s|bound died"):
+        bound.draft([draft_job()])
     cluster.add()
-    until(lambda: isinstance(bound.draft([draft_job()])[0], Draft))
+
+    def is_back() -> bool:
+        try:
+            return isinstance(bound.draft([draft_job()])[0], Draft)
+        except MemberError:
+            return False
+
+    until(is_back)
 
 
 def test_a_program_exits_and_ends_its_actors(cluster: clusters.Cluster) -> None:
@@ -148,15 +155,22 @@ llm = SpecFuseChatModel(members=[member])
 print(llm.invoke("?").text)
 import ray
 ray.shutdown()
-print(llm.invoke("?").text, member.place[1])
+print(llm.invoke("?").text)
+member.unload()
+print(member.probe().detail)
 """
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=LONG_S
     )
     assert done.returncode == 0, done.stderr
-    text, _, pid = done.stdout.strip().rpartition(" ")
-    assert (text, done.stderr) == ("The sky is blue.\nThe sky is blue.", "")
+    first, second, detail = done.stdout.splitlines()
+    assert (first, second, done.stderr) == ("The sky is blue.", "The sky is blue.", "")
+    pid = int(detail.rpartition(" ")[2])
     until(lambda: not Path(f"/proc/{pid}").exists())
+
+
+def process_of(member: RayMember) -> int:
+    return int(member.probe().detail.rpartition(" ")[2])
 
 
 def until(done: Callable[[], bool]) -> None:
