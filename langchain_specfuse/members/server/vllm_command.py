@@ -55,17 +55,6 @@ _RESERVED = {
 }
 """Flags that the member sets itself, and what to do instead. One that ends with ``_`` stands for
 all that begin like this."""
-_UNPLANNED = (
-    "pipeline_parallel_size",
-    "prefill_context_parallel_size",
-    "data_parallel_",
-    "nnodes",
-    "node_rank",
-    "master_",
-)
-"""Flags that start processes on further GPUs or machines, which other members may have."""
-_BACKENDS = (None, "mp", "uni")
-"""Values of ``distributed_executor_backend`` whose processes are children of the server."""
 LEAST_BYTES = 1e6
 """Fewer bytes of memory are a mistake: gigabytes were meant, probably."""
 
@@ -136,8 +125,8 @@ def _check_place(
 def _as_json(arguments: Mapping[str, Any]) -> str:
     """``engine_args`` as text. Refuses those that the member sets itself."""
     plain = {str(name).lstrip("-").replace("-", "_"): value for name, value in arguments.items()}
-    for name, value in plain.items():
-        _refuse_reserved(name, value)
+    for name in plain:
+        _refuse_reserved(name)
     try:
         return json.dumps(plain, sort_keys=True)
     except TypeError as error:
@@ -145,22 +134,12 @@ def _as_json(arguments: Mapping[str, Any]) -> str:
         raise advised(unread, f"{error}; for example {{'max_model_len': 8192}}") from None
 
 
-def _refuse_reserved(name: str, value: Any) -> None:
-    """Refuse a flag that the member sets itself, or that takes what other members may have."""
+def _refuse_reserved(name: str) -> None:
+    """Refuse a flag that the member sets itself."""
     for flag, advice in _RESERVED.items():
         if _is_named(name, flag):
             error = UsageError(f"engine_args holds {name!r}, which the member sets itself")
             raise advised(error, advice)
-    is_elsewhere = name == "distributed_executor_backend" and value not in _BACKENDS
-    if is_elsewhere or any(_is_named(name, flag) for flag in _UNPLANNED):
-        error = UsageError(
-            f"engine_args holds {name!r}, which takes GPUs or machines that other members may have"
-        )
-        raise advised(
-            error,
-            "divide a model with tensor_parallel=; for anything else, start `vllm serve` yourself "
-            "and name its address as the member",
-        )
 
 
 def _is_named(name: str, flag: str) -> bool:

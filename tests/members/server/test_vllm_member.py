@@ -708,12 +708,6 @@ def test_a_gpu_that_does_not_exist_is_an_error(folder: str, starts: Starts) -> N
         ({"engine_args": {"gpu-memory-utilization": 0.5}}, "which the member sets itself"),
         ({"engine_args": {"device-memory-utilization": 0.5}}, "which the member sets itself"),
         ({"engine_args": {"device_ids": [0, 1]}}, "'device_ids', which the member sets itself"),
-        ({"engine_args": {"pipeline_parallel_size": 2}}, "other members may have"),
-        ({"engine_args": {"--data-parallel-size": 2}}, "other members may have"),
-        ({"engine_args": {"data_parallel_rank": 0}}, "other members may have"),
-        ({"engine_args": {"prefill-context-parallel-size": 2}}, "other members may have"),
-        ({"engine_args": {"nnodes": 2}}, "other members may have"),
-        ({"engine_args": {"distributed_executor_backend": "ray"}}, "other members may have"),
         ({"engine_args": {"config": "vllm.yaml"}}, "'config'"),
         ({"engine_args": {"api_server_count": 2}}, "'api_server_count'"),
         ({"engine_args": {"headless": True}}, "'headless'"),
@@ -737,13 +731,13 @@ def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) ->
 @pytest.mark.parametrize(
     "given",
     [
-        {"distributed_executor_backend": "mp"},
+        {"pipeline_parallel_size": 2},
         {"enable-expert-parallel": True},
         {"decode_context_parallel_size": 2},
         {"disable_custom_all_reduce": True},
     ],
 )
-def test_arguments_that_change_no_place_are_passed_on(given: dict[str, Any]) -> None:
+def test_other_flags_of_vllm_are_passed_on(given: dict[str, Any]) -> None:
     (name, value), *_ = given.items()
     member = VllmMember("Qwen/Qwen3-8B", engine_args=given)
     assert member.spec["engine_args"] == {name.replace("-", "_"): value}
@@ -752,8 +746,6 @@ def test_arguments_that_change_no_place_are_passed_on(given: dict[str, Any]) -> 
 @pytest.mark.parametrize(
     ("arguments", "advice"),
     [
-        ({"engine_args": {"pipeline_parallel_size": 2}}, "name its address as the member"),
-        ({"engine_args": {"data_parallel_size": 2}}, "name its address as the member"),
         ({"engine_args": {"tensor_parallel_size": 2}}, "tensor_parallel="),
         ({"engine_args": {"device_ids": [1]}}, "gpu="),
         ({"memory": 20}, "for 20 GB, pass memory=20e9"),
