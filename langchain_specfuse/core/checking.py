@@ -73,17 +73,6 @@ class Fault:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class FirstFailure:
-    """The first draft that failed since text was last verified, for ``on_failure="keep"``."""
-
-    written: Continuation
-    check: str
-    text: str
-    ended: bool
-    tokens_left: int
-
-
 @dataclass(slots=True)
 class Redraft:
     """What is tried after a fault, until text beyond it is verified."""
@@ -92,8 +81,6 @@ class Redraft:
     """The length of the answer from which the redraft continues."""
     author: str
     fault: Fault
-    first: FirstFailure
-    """The first draft that failed here."""
     excluded: dict[str, set[int]] = field(default_factory=dict)
     """member -> tokens that its draft may not begin with there."""
     is_sampled: bool = False
@@ -112,7 +99,7 @@ class Outcome:
     is_over: bool = False
     """The answer ends here (``on_failure="end"``)."""
     is_repaired: bool = False
-    """The only eligible draft was cut, or is kept although a check refuses it. It earns nothing."""
+    """The only eligible draft was cut. It earns nothing."""
 
 
 class Checking:
@@ -139,7 +126,6 @@ class Checking:
         """The members that draft next; None for the usual ones."""
         self._length: int | None = None
         """The length of drafts after a fault."""
-        self._first: FirstFailure | None = None
         self._last: Fault | None = None
         """The last fault of a whole answer."""
         # what the current round reports
@@ -237,7 +223,9 @@ class Checking:
         assert self._last is not None
         asked = f"{amount(samples, 'answer')} asked for"
         return self._reported(
-            no_text_passed(self._last, answer, asked, "raise samples=, add a member")
+            no_text_passed(
+                self._last, answer, asked, "raise samples=, add a member", "'end' or 'keep'"
+            )
         )
 
     def _reported(self, error: CheckError) -> CheckError:
@@ -385,18 +373,13 @@ class Checking:
                 self.refused.add(self._writer_at(item, cuts[name]).author)
         author = max(written, key=rank)
         item, fault, cut = written[author], faults[author], cuts[author]
-        if self._first is None:
-            after = item.after
-            self._first = FirstFailure(
-                item, fault.check.name, after.text, item.draft.ended, after.tokens_left
-            )
         is_new = self._makes_progress(fault, cut, item.marks)
         self._exclude(item, cut, fault, panel)
         if not is_new and self._attempts > self._settings.redrafts:
             if not self._ask_others(panel, written):
                 if self._settings.on_failure == "end":
                     answer = self._before_cut(item, cut)
-                return (yield from self._give_up(answer, fault, panel))
+                return (yield from self._give_up(answer, fault))
         elif not is_new and (yield from self._exclude_more(item, cut, fault)):
             ended = yield from self._ended(item, cut, fault)
             if ended is not None:
@@ -455,10 +438,8 @@ class Checking:
         """Exclude the token after the cut from what its author writes next."""
         writer = self._writer_at(item, cut)
         able = {member.name for member in panel.members if member.excludes}
-        first_draft = self._first
-        assert first_draft is not None
         if self._redraft is None or self._redraft.at != cut:
-            self._redraft = Redraft(cut, writer.author, fault, first_draft)
+            self._redraft = Redraft(cut, writer.author, fault)
         self._redraft.author = writer.author
         self._tries += 1
         tokens = writer.draft.tokens
@@ -628,29 +609,23 @@ class Checking:
         """Whether a draft has failed, and no text beyond its fault has been verified yet."""
         return self._redraft is not None
 
-    def without_writers(self, answer: Answer, panel: Panel, error: Exception) -> Steps:
+    def without_writers(self, answer: Answer, error: Exception) -> Steps:
         """Do what ``on_failure`` says, because no member can replace a draft that failed: for
         example, a member that cannot continue a text that was cut. ``error`` says why."""
         redraft = self._redraft
         assert redraft is not None
-        self._first = self._first or redraft.first
-        return (yield from self._give_up(answer, redraft.fault, panel, error))
+        return (yield from self._give_up(answer, redraft.fault, error))
 
-    def _give_up(
-        self, answer: Answer, fault: Fault, panel: Panel, no_writers: Exception | None = None
-    ) -> Steps:
+    def _give_up(self, answer: Answer, fault: Fault, no_writers: Exception | None = None) -> Steps:
         """Do what ``on_failure`` says, because no attempt has passed. ``no_writers`` says why no
         member can make another attempt, if that is so."""
-        how = self._settings.on_failure
-        if how == "raise":
+        if self._settings.on_failure == "raise":
             attempts = f"redrafts={self._settings.redrafts} in a row"
             advice = "raise redrafts=, add a member"
             if no_writers is not None:
                 attempts = str(no_writers)
                 advice = "add a member that can take over, such as a .gguf file"
-            raise self._reported(no_text_passed(fault, answer, attempts, advice))
-        if how == "keep":
-            return (yield from self._kept(answer, panel))
+            raise self._reported(no_text_passed(fault, answer, attempts, advice, "'end'"))
         ended = replace(answer, finish="check", released="")
         jobs = []
         for check in self._checks:
@@ -666,45 +641,6 @@ class Checking:
         text = answer.text[:shown]
         released = answer.text[answer.shown : shown]
         return Outcome(replace(ended, text=text, shown=shown, released=released), is_over=True)
-
-    def _kept(self, answer: Answer, panel: Panel) -> Steps:
-        """Keep the first draft that failed, unchanged. Its check does not run again."""
-        first = self._first
-        assert first is not None
-        item = first.written
-        self._checks = tuple(check for check in self._checks if check.name != first.check)
-        shared = [
-            other
-            for other in [
-                *self._held_back,
-                Continuation(answer, self._marks, Draft(""), item.author, answer),
-            ]
-            if first.text.startswith(other.before.text)
-        ]
-        base = max((other.before for other in shared), key=lambda other: len(other.text))
-        marks = next(other.marks for other in shared if other.before is base)
-        self._held_back = [o for o in self._held_back if len(o.after.text) <= len(base.text)]
-        self._marks = {check.name: max(marks[check.name], answer.shown) for check in self._checks}
-        base = replace(base, shown=answer.shown, released="")
-        draft = item.draft
-        if base.text != item.before.text:
-            draft = Draft(first.text[len(base.text) :], first.ended)
-            base = replace(base, tokens_left=first.tokens_left + 1)
-        self._first = self._redraft = self._only = self._length = None
-        self._attempts = 0
-        outcome = yield from self.judged(base, {item.author: draft}, panel)
-        outcome.is_repaired = True
-        if outcome.eligible.get(item.author) == draft:
-            self._mark_kept(item, first.check)
-        return outcome
-
-    def _mark_kept(self, item: Continuation, check: str) -> None:
-        """Mark the first rejection of this draft by this check: the draft is shown all the same."""
-        for index, rejection in enumerate(self.rejected):
-            refused = rejection.member, rejection.text, rejection.check
-            if refused == (item.author, item.draft.text, check):
-                self.rejected[index] = replace(rejection, is_shown=True)
-                return
 
     # --- after the vote ---------------------------------------------------------------------------
 
@@ -731,8 +667,6 @@ class Checking:
             self._others_asked = False
         if self._redraft is None:
             self._only = None
-        if self._first is not None and shown > self._first.written.before.shown:
-            self._first = None
         return answer
 
 
@@ -846,15 +780,15 @@ def broken_check(check: Check, verdict: Verdict, answer: Answer) -> CheckError:
     return advised(error, advice)
 
 
-def no_text_passed(fault: Fault, answer: Answer, attempts: str, advice: str) -> CheckError:
+def no_text_passed(
+    fault: Fault, answer: Answer, attempts: str, advice: str, others: str
+) -> CheckError:
     """The error of an answer that no draft could continue. ``advice`` says what to do besides
-    ``on_failure=``."""
+    ``on_failure=``, and ``others`` which values of it there are."""
     error = CheckError(
         f"no text passed the check {fault.check.name!r}: {fault.reason} ({attempts})",
         text=answer.text[: answer.shown],
         check=fault.check.name,
         reason=fault.reason,
     )
-    return advised(
-        error, f"{advice}, or choose on_failure='end' or 'keep'; .text has what was streamed"
-    )
+    return advised(error, f"{advice}, or choose on_failure={others}; .text has what was streamed")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Hashable, Mapping
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import (
     BaseModel,
@@ -389,7 +389,7 @@ class Settings(Checked):
     on_failure: Literal["raise", "end", "keep"] = Field(
         default="raise",
         description="when no attempt passes a check: raise a CheckError, end the answer before "
-        "that text, or keep the first draft",
+        "that text or, with segment='answer', keep the lead's own answer",
     )
     reasoning: Flag = Field(
         default=False,
@@ -402,6 +402,15 @@ class Settings(Checked):
         "drafts and at least one refuses; any: as soon as one refuses; ignore: as outvoted, but "
         "members in reserve are asked first",
     )
+
+    @model_validator(mode="after")
+    def _check_keep(self) -> Self:
+        if self.on_failure == "keep" and self.segment != "answer":
+            error = UsageError(
+                "on_failure='keep' is for whole answers, but these are agreed draft by draft"
+            )
+            raise advised(error, "add segment='answer', or choose on_failure='raise' or 'end'")
+        return self
 
     @property
     def sampling(self) -> Sampling:

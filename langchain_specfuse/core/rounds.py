@@ -77,7 +77,7 @@ def rounds(query: Query, settings: Settings, panel: Panel, referee: Referee = FR
                 if not checking.is_redrafting:
                     raise
                 drafts = {name: Draft("") for name in panel.drafters}  # no member leaves
-                checked = yield from checking.without_writers(answer, panel, error)
+                checked = yield from checking.without_writers(answer, error)
             else:
                 if is_refused(settings, clock, drafts):
                     clock.refusals = yield from checking.refusals(clock.refusals, answer)

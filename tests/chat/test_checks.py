@@ -439,9 +439,3 @@ def test_where_no_whole_answer_passes_the_error_advises_more_answers_and_not_red
         llm.invoke("x")
     (advice,) = raised.value.__notes__
     assert "samples=" in advice and "redrafts" not in advice and "on_failure='end'" in advice
-
-
-def test_the_first_draft_can_be_kept_although_its_member_cannot_go_on():
-    hosted = ChatModelMember(FakeListChatModel(responses=["We guarantee it."]), name="hosted")
-    llm = SpecFuseChatModel(members=[hosted], checks=[forbids("guarantee")], on_failure="keep")
-    assert llm.invoke("x").text == "We guarantee it."

@@ -35,6 +35,7 @@ WRONG: list[tuple[dict[str, Any], list[str]]] = [
     ({"repetition_penalty": 0}, ["repetition_penalty", "greater than 0"]),
     ({"seed": "x"}, ["seed", "integer"]),
     ({"timeout": 0}, ["timeout", "greater than 0"]),
+    ({"on_failure": "keep"}, ["on_failure='keep'", "whole answers", "draft by draft"]),
     ({"max_concurrency": 0}, ["max_concurrency", "1"]),
     ({"trace": "all"}, ["trace", "'off' or 'rounds'", "got 'all'"]),
     (

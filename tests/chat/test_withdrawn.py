@@ -124,20 +124,24 @@ WORDS = st.lists(
 @given(
     texts=st.lists(WORDS.map(" ".join), min_size=1, max_size=3),
     place=st.sampled_from(["segment", "sentence", "line", "answer"]),
-    how=st.sampled_from(["raise", "end", "keep"]),
-    segment=st.sampled_from(["draft", "answer"]),
+    how=st.sampled_from(
+        [
+            *(("draft", "raise"), ("draft", "end")),
+            *(("answer", "raise"), ("answer", "end"), ("answer", "keep")),
+        ]
+    ),
     size=st.integers(1, 5),
 )
 def test_all_counts_of_an_answer_agree(
-    texts: list[str], place: Any, how: str, segment: str, size: int
+    texts: list[str], place: Any, how: tuple[str, str], size: int
 ):
     members = [ScriptedMember(text, name=f"m{at}") for at, text in enumerate(texts)]
     llm = SpecFuseChatModel(
         members=members,
         segment_tokens=size,
         checks=[checks.at(place, checks.forbids("bad"))],
-        on_failure=how,
-        segment=segment,
+        segment=how[0],
+        on_failure=how[1],
         logprobs=True,
     )
     recorder = TraceCallbackHandler()

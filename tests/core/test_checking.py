@@ -263,22 +263,11 @@ def test_the_answer_ends_before_its_fault_wherever_it_is_checked(place, redrafts
     assert kept == played.text
 
 
-def test_the_first_draft_is_kept_and_marked_if_it_should_be():
-    played = play(
-        speakers(a="The sky is blue and wide and wide"),
-        Settings(checks=[forbids("wide")], segment_tokens=2, on_failure="keep"),
-    )
-    assert played.error is None
-    assert played.text == "The sky is blue and wide and wide"
-    marked = [r for round in played.rounds for r in round.rejected if r.is_shown]
-    assert [rejection.text for rejection in marked][:1] == [" and wide"]
-
-
 def test_a_check_that_fails_itself_ends_the_answer_whatever_should_be_done_on_failure():
     def broken(text):
         raise ValueError("oh")
 
-    for how in ("raise", "end", "keep"):
+    for how in ("raise", "end"):
         played = play(speakers(a="The sky"), Settings(checks=[broken], on_failure=how))
         assert isinstance(played.error, CheckError)
         assert "broken" in str(played.error)
@@ -315,7 +304,7 @@ def test_held_back_text_is_withdrawn_and_never_shown():
     seed=st.integers(0, 10_000),
     members=st.integers(1, 3),
     segment=st.integers(1, 8),
-    on_failure=st.sampled_from(["raise", "end", "keep"]),
+    on_failure=st.sampled_from(["raise", "end"]),
     place=st.sampled_from(["segment", "sentence", "line", "answer"]),
 )
 @hypothesis(max_examples=300, deadline=None)
@@ -376,7 +365,7 @@ def test_the_others_go_on_where_the_member_that_drafts_again_cannot(kind, lead):
 @given(
     seed=st.integers(0, 10_000),
     members=st.integers(1, 3),
-    on_failure=st.sampled_from(["raise", "end", "keep"]),
+    on_failure=st.sampled_from(["raise", "end"]),
     place=st.sampled_from(["segment", "sentence", "line", "answer"]),
     kinds=st.lists(st.sampled_from(["error", "overflow", REFUSAL, BUDGET]), min_size=1),
     refusals=st.sampled_from(["any", "outvoted"]),
@@ -462,19 +451,6 @@ def test_a_draft_is_never_cut_inside_a_visible_character(picture):
 
     played = play({"a": reply}, Settings(checks=[check], on_failure="end"))
     assert played.text == "We like:"
-
-
-def test_only_the_draft_that_is_shown_in_spite_of_its_check_is_marked_as_shown():
-    checks = [as_check(forbids("wide")), as_check(forbids("sky"))]
-    checks = [replace(check, name=f"rule {number}") for number, check in enumerate(checks)]
-    played = play(
-        speakers(a="The sky is wide and wide"),
-        Settings(checks=checks, on_failure="keep", redrafts=2),
-    )
-    assert played.text == "The sky is wide and wide"
-    marked = [r for round in played.rounds for r in round.rejected if r.is_shown]
-    assert len({rejection.check for rejection in marked}) == len(marked)
-    assert all(rejection.text in played.text for rejection in marked)
 
 
 def test_a_rejection_tells_the_held_back_text_that_may_be_at_fault():

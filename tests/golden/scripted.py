@@ -461,7 +461,7 @@ def checks_of_text() -> dict[str, Any]:
     def alone(how: str) -> SpecFuseChatModel:
         return model(members(ann=WIDE), checks=[rule], on_failure=how)
 
-    failing = {how: asked(alone(how), QUESTION) for how in ("raise", "end", "keep")}
+    failing = {how: asked(alone(how), QUESTION) for how in ("raise", "end")}
     failing["stream"] = streamed(alone("raise"), QUESTION)
     options = {"lead": "ann", "checks": [rule], **CONSULTING}
     with_lead = everything(lambda: model(members(ann=WIDE, bob=BLUE), **options))
