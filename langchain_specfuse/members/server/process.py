@@ -105,7 +105,7 @@ class ServerProcess:
                 text=True,
                 errors="replace",
             )
-        except OSError as error:
+        except (OSError, ValueError) as error:  # a ValueError: of a NUL in the command
             self._keep(f"{type(error).__name__}: {error}")
             self.ended.set()
             return

@@ -174,10 +174,10 @@ class VllmServer:
             for server in list(_WANTED):  # a finalizer may remove one meanwhile
                 starts[server] = server._starting = Future()
             _WANTED.clear()
-            threading.Thread(
-                target=_start_all, args=(starts,), name="specfuse-vllm", daemon=True
-            ).start()
-            return starts[self]
+        threading.Thread(
+            target=_start_all, args=(starts,), name="specfuse-vllm", daemon=True
+        ).start()
+        return starts[self]
 
     def _note_death(self, process: ServerProcess) -> None:
         """Allow a restart of a server that has died, or raise."""
