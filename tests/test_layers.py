@@ -64,6 +64,7 @@ THIRD_PARTY = {
         "members/files.py",
         "members/hub.py",
         "members/network.py",
+        "demo.py",
     },
     "jinja2": {"members/text/", "members/server/", "members/llamacpp/tokenizer.py"},
     "numpy": {

@@ -20,12 +20,11 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import constants, hf_hub_download
 from members import fake_hub
 
 from langchain_specfuse import UsageError, demo, demo_members
 from langchain_specfuse.cli.main import MISUSED, main
-from langchain_specfuse.members.hub import fetched as fetch
 
 PARTS = [b"GGUF the first part " * 9, b"and the second" * 9]
 WHOLE = b"".join(PARTS)
@@ -122,7 +121,7 @@ def hub(monkeypatch, tmp_path):
         yield served
 
 
-ON_HUB = replace(WEIGHTS, hub_name="hf:me/M-GGUF:M.gguf")
+ON_HUB = replace(WEIGHTS, hub=("me/M-GGUF", "M.gguf"))
 
 
 def test_the_hubs_file_is_taken_without_pip_and_found_again_without_the_hub(fetched, hub):
@@ -133,13 +132,13 @@ def test_the_hubs_file_is_taken_without_pip_and_found_again_without_the_hub(fetc
 
 
 def test_a_file_that_lies_in_the_hubs_cache_is_used_only_if_its_hash_is_right(fetched, hub):
-    cached = fetch(ON_HUB.hub_name)
+    cached = Path(hf_hub_download("me/M-GGUF", "M.gguf"))
     cached.resolve().write_bytes(WHOLE[::-1])
     assert demo.file_of(ON_HUB).read_bytes() == WHOLE and fetched == ["p0==1", "p1==1"]
 
 
 def test_a_file_in_the_hubs_cache_is_read_once_to_check_it(fetched, hub, monkeypatch):
-    assert demo.file_of(ON_HUB).samefile(fetch(ON_HUB.hub_name))
+    assert demo.file_of(ON_HUB).samefile(Path(hf_hub_download("me/M-GGUF", "M.gguf")))
     monkeypatch.setattr(hashlib, "file_digest", None)
     assert demo.file_of(ON_HUB).read_bytes() == WHOLE and fetched == []
 
