@@ -36,7 +36,7 @@ test-long: .venv/.ready ## run the tests that take minutes
 test-serving: .venv/.ready ## run the tests of real engines (`make engine` first) and of Ray clusters
 	scripts/test-serving
 
-test-newest: .venv/.ready ## run tests of the interfaces with the newest LangChain, and with the newest and oldest llama.cpp
+test-newest: .venv/.ready ## run tests of the interfaces with the newest and oldest langchain-core and llama.cpp
 	scripts/test-newest
 
 test-python: .venv/.ready ## run quick tests under the newest supported Python that is installed, if .venv's is older

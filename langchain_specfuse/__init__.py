@@ -73,8 +73,6 @@ _EXTRAS = {
     "TransformersMember": "transformers",
     "VllmMember": "server",
 }
-_NEEDS_CORE = {"SpecFuseDecisionModel": ("langchain_core.decisions", "1.8")}
-"""Names that need a module of a newer langchain-core than the package itself."""
 _MODULES = ("checks",)
 __all__ = sorted(("__version__", *_HOMES, *_MODULES))
 
@@ -87,25 +85,21 @@ def __getattr__(name: str) -> Any:
     try:
         value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
     except ModuleNotFoundError as error:
-        if name in _EXTRAS:
-            advice = f'pip install "langchain-specfuse[{_EXTRAS[name]}]"'
-            return _stand_in(name, f"needs {error.name}, which is not installed", advice, error)
-        module, version = _NEEDS_CORE.get(name, ("", ""))
-        if error.name != module:
+        if name not in _EXTRAS:
             raise
-        advice = f'pip install --upgrade "langchain-core>={version}"'
-        return _stand_in(name, f"needs langchain-core {version} or newer", advice, error)
+        return _stand_in(name, f'pip install "langchain-specfuse[{_EXTRAS[name]}]"', error)
     globals()[name] = value
     return value
 
 
-def _stand_in(name: str, needs: str, advice: str, error: ModuleNotFoundError) -> type:
+def _stand_in(name: str, advice: str, error: ModuleNotFoundError) -> type:
     """A class that replaces one whose requirements are not installed. Creating an instance raises
     an error that says what to install, so ``import *`` and ``inspect`` work without them."""
 
     def refuse(*_: Any, **__: Any) -> Any:
         from .errors import advised
 
+        needs = f"needs {error.name}, which is not installed"
         missing = ModuleNotFoundError(f"{name} {needs}", name=error.name)
         raise advised(missing, advice) from error
 

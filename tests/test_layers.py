@@ -319,28 +319,3 @@ def test_all_names_can_be_imported_and_shown_with_the_extras():
     code = "from langchain_specfuse import *; import langchain_specfuse, inspect, pydoc; "
     code += "inspect.getmembers(langchain_specfuse); pydoc.render_doc(langchain_specfuse)"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=120)
-
-
-def test_a_name_that_needs_a_newer_langchain_core_says_which():
-    code = """
-import sys
-
-
-class Older:
-    def find_spec(self, name, path=None, target=None):
-        if name == "langchain_core.decisions":
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-
-sys.meta_path.insert(0, Older())
-from langchain_specfuse import *
-
-try:
-    SpecFuseDecisionModel(members=["a"])
-except ImportError as error:
-    assert "langchain-core 1.8" in str(error), error
-    assert "langchain-core>=1.8" in error.__notes__[0], error.__notes__
-else:
-    raise AssertionError
-"""
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=120)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from langchain_core.messages import AIMessageChunk, content
+from langchain_core.messages import AIMessageChunk
 from langchain_core.messages.ai import InputTokenDetails, OutputTokenDetails, UsageMetadata
 from langchain_core.messages.tool import tool_call_chunk
 from langchain_core.outputs import ChatGenerationChunk
@@ -20,10 +20,6 @@ from .call_text import CUT_OFF, REFUSED, STALLED, UNCHECKED, Splitter
 from .logprobs import AnswerLogprobs
 from .messages import PROVIDER
 from .report import Summary
-
-KNOWS_REFUSALS = hasattr(content, "RefusalContentBlock")
-"""Whether langchain-core has a content block for refusals, as it does since 1.7.5. With an older
-version, a refusal is in ``additional_kwargs`` only, unless the output is ``v1``."""
 
 
 class AnswerChunks:
@@ -128,7 +124,7 @@ class AnswerChunks:
         last = round if round and round.finish else None
         is_refused = last is not None and last.finish == "refusal"
         content: Any = blocks
-        if not self._v1 and not (is_refused and KNOWS_REFUSALS):
+        if not self._v1 and not is_refused:
             content = "".join(block["text"] for block in blocks if block["type"] == "text")
         extra: dict[str, Any] = {}
         if thought and not self._v1:

@@ -1,7 +1,6 @@
 """LangChain's decision model: several members answer typed questions with probabilities.
 
-How members are asked is in ``chat.labelling``, the formulas are
-in ``core.labels``.
+How members are asked is in ``chat.labelling``, the formulas are in ``core.labels``.
 """
 
 from __future__ import annotations

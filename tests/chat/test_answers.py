@@ -234,7 +234,7 @@ def test_confidence_is_absent_if_no_member_could_disagree_or_vote(ensemble: Any)
 async def test_langchains_v3_events_carry_text_usage_and_metadata(
     ensemble: Any, output_version: Any
 ) -> None:
-    """LangChain's bridge from chunks keeps only the last annotation of a text (1.7.2, 1.8.2)."""
+    """LangChain's bridge from chunks keeps only the last annotation of a text (1.8.3)."""
     llm = ensemble(output_version=output_version)
     stream = llm.stream_events("Why?", version="v3")
     assert "".join(stream.text) == BLUE

@@ -12,17 +12,13 @@ import re
 import tracemalloc
 
 import pytest
+from langchain_core import decisions
+from langchain_core.language_models import SimpleChatModel
+from langchain_core.messages import AIMessage, HumanMessage
 
-from langchain_specfuse import EnsembleError, ScriptedMember, UsageError
+from langchain_specfuse import EnsembleError, ScriptedMember, SpecFuseDecisionModel, UsageError
 from langchain_specfuse.chat.labelling import LabelQuestion
 from langchain_specfuse.core.values import Scored
-
-decisions = pytest.importorskip("langchain_core.decisions")
-
-from langchain_core.language_models import SimpleChatModel  # noqa: E402
-from langchain_core.messages import AIMessage, HumanMessage  # noqa: E402
-
-from langchain_specfuse import SpecFuseDecisionModel  # noqa: E402
 
 Choice, Noul, Score = decisions.Choice, decisions.Noul, decisions.Score
 TEAMS = {"billing": "payments", "tech_support": "bugs", "sales": None}
@@ -351,10 +347,7 @@ def test_a_file_without_decisions_is_refused_with_the_command_that_writes_one(tm
 
 @pytest.fixture
 def agent():
-    middleware = pytest.importorskip("langchain.agents.middleware")
-    if not hasattr(middleware, "ModelRouterMiddleware"):
-        pytest.skip("this langchain has no ModelRouterMiddleware")
-    from langchain.agents import create_agent
+    from langchain.agents import create_agent, middleware
 
     from langchain_specfuse import SpecFuseChatModel
 

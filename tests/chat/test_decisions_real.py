@@ -61,7 +61,8 @@ def test_a_fit_to_examples_makes_small_models_better_on_new_texts(members, tmp_p
 
 
 def test_the_decision_model_of_langchain_has_real_members(members):
-    decisions = pytest.importorskip("langchain_core.decisions")
+    from langchain_core import decisions
+
     from langchain_specfuse import SpecFuseDecisionModel
 
     model = SpecFuseDecisionModel(members=members)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from langchain_core.exceptions import ModelRefusalError
-from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, content
+from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage
 from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 
 from langchain_specfuse import (
@@ -27,7 +27,6 @@ SCHEMA = {
     "properties": {"ok": {"type": "boolean"}},
     "required": ["ok"],
 }
-KNOWS_BLOCK = hasattr(content, "RefusalContentBlock")
 
 
 def refusing(name: str, text: str = NO, **options: Any) -> ScriptedMember:
@@ -107,8 +106,7 @@ HOW = {
 
 def is_refused(message: AIMessage, text: str, *, v1: bool, agreed: str = "") -> bool:
     blocks = [block for block in message.content_blocks if block["type"] == "refusal"]
-    if v1 or KNOWS_BLOCK:
-        assert [block["refusal"] for block in blocks] == [text]
+    assert [block["refusal"] for block in blocks] == [text]
     assert message.response_metadata["finish_reason"] == "refusal"
     return message.additional_kwargs["refusal"] == text and message.text == agreed
 
@@ -189,7 +187,6 @@ def test_the_refusal_is_in_the_events_of_langchain() -> None:
     assert [(block["type"], block["refusal"]) for block in blocks] == [("refusal", NO)]
 
 
-@pytest.mark.skipif(not KNOWS_BLOCK, reason="langchain's middleware needs langchain-core 1.7.5")
 @pytest.mark.parametrize("version", ["v0", "v1"])
 def test_langchains_middleware_sees_the_refusal(version: str) -> None:
     from langchain.agents import create_agent
@@ -264,11 +261,6 @@ HISTORY: dict[str, tuple[Any, dict[str, Any], list[str]]] = {
         [{"type": "text", "text": "Well."}, {"type": "refusal", "refusal": NO}],
         {},
         ["Well.\n\n" + NO],
-    ),
-    "an older core's block": (
-        [{"type": "non_standard", "value": {"type": "refusal", "refusal": NO}}],
-        {},
-        [NO],
     ),
     "langchain-core's blocks": (
         [

@@ -7,8 +7,6 @@ A page is one script: its Python blocks share their names, from top to bottom. L
 ``<!-- real -->``         runs real models, alone
 ``<!-- skip: why -->``    cannot run as it stands; only its syntax is checked
 ``<!-- needs: what -->``  the same, where something is not installed for tests
-
-Blocks that need langchain-core 1.8 run where it is installed.
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -104,8 +101,6 @@ def _mark(line: str) -> str:
         return ""
     known = _MARK.fullmatch(comment)
     assert known, f"unknown mark: {comment}"
-    if known[1] == "needs: langchain-core 1.8" and find_spec("langchain_core.decisions"):
-        return ""
     return known[1].partition(":")[0]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from langchain_core.exceptions import ModelRefusalError
 from langchain_core.messages import AIMessage
 
 REASONS = frozenset(
@@ -44,19 +45,15 @@ def refusal_in(message: AIMessage) -> str | None:
 
 
 def refusal_block(block: Any) -> str | None:
-    """The text of a content block, if it is a refusal. Older versions of langchain-core wrap the
-    providers' blocks as ``non_standard``."""
-    if not isinstance(block, Mapping):
-        return None
-    if block.get("type") == "non_standard":
-        return refusal_block(block.get("value"))
-    if block.get("type") != "refusal":
+    """The text of a content block, if it is a refusal."""
+    if not isinstance(block, Mapping) or block.get("type") != "refusal":
         return None
     return str(block.get("refusal") or "")
 
 
 def is_refusal(error: BaseException) -> bool:
     """Whether an error of a chat model means that its provider refuses the question."""
-    named = any(kind.__name__ == "ModelRefusalError" for kind in type(error).__mro__)
     codes = [getattr(raised, "code", None) for raised in (error, error.__cause__)]
-    return named or any(isinstance(code, str) and code in _CODES for code in codes)
+    if any(isinstance(code, str) and code in _CODES for code in codes):
+        return True
+    return isinstance(error, ModelRefusalError)
