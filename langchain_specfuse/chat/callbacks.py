@@ -95,12 +95,6 @@ OnRejected = Callable[[RejectedEvent], object] | None
 OnWeights = Callable[[WeightsEvent], object] | None
 OnExit = Callable[[ExitEvent], object] | None
 Event = RoundEvent | RejectedEvent | WeightsEvent | ExitEvent
-_METHODS = {
-    RejectedEvent: "on_rejected",
-    RoundEvent: "on_round",
-    WeightsEvent: "on_weights",
-    ExitEvent: "on_exit",
-}
 
 
 def typed_events(name: str, data: Any, run_id: UUID) -> Iterator[Event]:
@@ -123,6 +117,12 @@ class SpecFuseCallbackHandler(BaseCallbackHandler):
     """Calls a function for every rejected draft, round, change of weights and exit. Pass functions,
     or override the methods."""
 
+    # For a subclass whose own __init__ does not call this one.
+    _on_round: OnRound = None
+    _on_rejected: OnRejected = None
+    _on_weights: OnWeights = None
+    _on_exit: OnExit = None
+
     def __init__(
         self,
         *,
@@ -131,6 +131,10 @@ class SpecFuseCallbackHandler(BaseCallbackHandler):
         on_weights: OnWeights = None,
         on_exit: OnExit = None,
     ) -> None:
+        self._on_round = on_round
+        self._on_rejected = on_rejected
+        self._on_weights = on_weights
+        self._on_exit = on_exit
         functions = {
             "on_round": on_round,
             "on_rejected": on_rejected,
@@ -138,28 +142,39 @@ class SpecFuseCallbackHandler(BaseCallbackHandler):
             "on_exit": on_exit,
         }
         for name, function in functions.items():
-            if function is None:
-                continue
             if inspect.iscoroutinefunction(function) and not isinstance(self, AsyncCallbackHandler):
                 error = UsageError(f"{name} must be a plain function, got a coroutine function")
                 raise advised(error, "use AsyncSpecFuseCallbackHandler")
-            setattr(self, name, function)  # replaces the method below
 
     def on_round(self, event: RoundEvent) -> Any:
         """A segment was agreed."""
+        return self._on_round(event) if self._on_round else None
 
     def on_rejected(self, event: RejectedEvent) -> Any:
         """A check has refused a draft. Called before the round's own event."""
+        return self._on_rejected(event) if self._on_rejected else None
 
     def on_weights(self, event: WeightsEvent) -> Any:
         """The voting weights have changed."""
+        return self._on_weights(event) if self._on_weights else None
 
     def on_exit(self, event: ExitEvent) -> Any:
         """A member has left."""
+        return self._on_exit(event) if self._on_exit else None
+
+    def _handle(self, event: Event) -> Any:
+        """Call the method for this event."""
+        if isinstance(event, RoundEvent):
+            return self.on_round(event)
+        if isinstance(event, RejectedEvent):
+            return self.on_rejected(event)
+        if isinstance(event, WeightsEvent):
+            return self.on_weights(event)
+        return self.on_exit(event)
 
     def on_custom_event(self, name: str, data: Any, *, run_id: UUID, **kwargs: Any) -> Any:
         for event in typed_events(name, data, run_id):
-            getattr(self, _METHODS[type(event)])(event)
+            self._handle(event)
 
 
 class AsyncSpecFuseCallbackHandler(SpecFuseCallbackHandler, AsyncCallbackHandler):
@@ -168,7 +183,7 @@ class AsyncSpecFuseCallbackHandler(SpecFuseCallbackHandler, AsyncCallbackHandler
 
     async def on_custom_event(self, name: str, data: Any, *, run_id: UUID, **kwargs: Any) -> None:
         for event in typed_events(name, data, run_id):
-            result = getattr(self, _METHODS[type(event)])(event)
+            result = self._handle(event)
             if inspect.isawaitable(result):
                 await result
 

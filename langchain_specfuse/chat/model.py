@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import math
 import warnings
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from langchain_core.callbacks import AsyncCallbackManager, CallbackManager
 from langchain_core.language_models.chat_models import (
@@ -63,19 +63,6 @@ _ELSEWHERE = frozenset(
     }
 )
 """Fields that do not change the answer, or that have other names in the identifying parameters."""
-
-
-class _IsSerializable:
-    """Makes ``is_lc_serializable`` depend on the object: it can be written as JSON if its members
-    are names and it has neither checks nor embeddings. The class alone cannot tell."""
-
-    def __get__(self, model: SpecFuseChatModel | None, owner: type) -> Callable[[], bool]:
-        return lambda: (
-            model is not None
-            and not model.checks
-            and model.embeddings is None
-            and all(isinstance(member, str) for member in [*model.members, *model.verifiers])
-        )
 
 
 class _Profile(dict[str, Any]):
@@ -494,7 +481,17 @@ class SpecFuseChatModel(Options, BaseChatModel):
 
     # --- copies and serialization -----------------------------------------------------------------
 
-    is_lc_serializable: ClassVar[Any] = _IsSerializable()
+    @classmethod
+    def is_lc_serializable(cls) -> bool:
+        return True
+
+    def to_json(self) -> Any:
+        """The chat model as JSON, if its members are names and it has neither checks nor
+        embeddings. LangChain's form of "not implemented" otherwise."""
+        are_names = all(isinstance(member, str) for member in [*self.members, *self.verifiers])
+        if are_names and not self.checks and self.embeddings is None:
+            return super().to_json()
+        return self.to_json_not_implemented()
 
     @classmethod
     def get_lc_namespace(cls) -> list[str]:

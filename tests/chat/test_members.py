@@ -443,7 +443,6 @@ def test_a_chat_model_of_names_round_trips_with_its_method(method: Any) -> None:
     llm = SpecFuseChatModel(
         members=members, temperature=0.4, stop=["x"], method=method, prior={"one": 2.0}
     )
-    assert llm.is_lc_serializable()
     options: Any = {
         "allowed_objects": [SpecFuseChatModel],
         "valid_namespaces": ["langchain_specfuse"],
@@ -460,7 +459,6 @@ def test_a_chat_model_of_names_round_trips_with_its_method(method: Any) -> None:
 
 def test_a_chat_model_of_objects_is_never_serialized(ensemble: Any) -> None:
     llm = ensemble(temperature=0.5)
-    assert not llm.is_lc_serializable()
     assert dumpd(llm)["type"] == "not_implemented"
     assert BLUE not in dumps(llm)
     expected = (

@@ -177,7 +177,8 @@ def test_a_router_that_was_made_with_embeddings_reads_them(tmp_path):
     for copied in (copy.deepcopy(llm), pickle.loads(pickle.dumps(llm))):
         assert copied.invoke(SPANISH).text == "Un gato."
     assert "sk-secret" not in repr(llm) and "OneWord one-word" in repr(llm)
-    assert "sk-secret" not in llm._get_llm_string() and not llm.is_lc_serializable()
+    assert "sk-secret" not in llm._get_llm_string()
+    assert llm.to_json()["type"] == "not_implemented"
 
 
 @pytest.mark.parametrize(
