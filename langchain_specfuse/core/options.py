@@ -130,12 +130,6 @@ class Checked(BaseModel):
 
 # --- the method -----------------------------------------------------------------------------------
 
-_REMOVED: Mapping[str, str] = {
-    "feedback": "learning_rate=0.0 leaves the voting weights as they are",
-    "late": "leave it out: a member that exceeds member_timeout leaves the answer",
-}
-"""Options of earlier versions, and what to do instead."""
-
 
 class Method(Checked):
     """How drafts become an answer. ``Method()`` is ``"robust"``; :meth:`named` starts from another
@@ -192,7 +186,7 @@ class Method(Checked):
         for name in fields:
             if name not in cls.model_fields:
                 known = f"the options are {', '.join(cls.model_fields)}"
-                advice = _REMOVED.get(name) or meant(name, cls.model_fields, known)
+                advice = meant(name, cls.model_fields, known)
                 raise advised(UsageError(f"there is no option {name!r} of the method"), advice)
         return fields
 

@@ -20,16 +20,16 @@ _CONFIG = ConfigDict(strict=True, arbitrary_types_allowed=True, hide_input_in_er
 
 
 def checked(
-    *, removed: Mapping[str, str] | None = None
+    *, elsewhere: Mapping[str, str] | None = None
 ) -> Callable[[Callable[_P, None]], Callable[_P, None]]:
     """Decorate an ``__init__`` so that it raises :class:`.UsageError` for wrong arguments.
 
     Values are checked strictly: ``"8"`` and ``True`` are not whole numbers. The description of a
-    ``pydantic.Field`` in an annotation becomes the error's advice. ``removed`` holds the names of
-    arguments that earlier versions had, and what to do instead.
+    ``pydantic.Field`` in an annotation becomes the error's advice. ``elsewhere`` holds the names
+    that other libraries have for arguments, and what to do instead.
 
     >>> class Example:
-    ...     @checked(removed={"threads": "set OMP_NUM_THREADS"})
+    ...     @checked(elsewhere={"threads": "set OMP_NUM_THREADS"})
     ...     def __init__(self, *, size: int = 1) -> None:
     ...         self.size = size
     >>> Example(size="big")
@@ -59,7 +59,7 @@ def checked(
         def checked_init(*args: _P.args, **kwargs: _P.kwargs) -> None:
             for name in kwargs:
                 if name not in names:
-                    raise _unknown(name, names, owner, removed or {})
+                    raise _unknown(name, names, owner, elsewhere or {})
             try:
                 bound = signature.bind(*args, **kwargs).arguments
             except TypeError as error:
@@ -89,10 +89,10 @@ def _show_plainly(wrapper: Any, init: Callable[..., None]) -> None:
     wrapper.__signature__ = signature.replace(parameters=parameters)
 
 
-def _unknown(name: str, names: list[str], owner: str, removed: Mapping[str, str]) -> UsageError:
+def _unknown(name: str, names: list[str], owner: str, elsewhere: Mapping[str, str]) -> UsageError:
     error = UsageError(f"{owner} has no argument {name!r}")
-    if name in removed:
-        return advised(error, removed[name])
+    if name in elsewhere:
+        return advised(error, elsewhere[name])
     return advised(error, meant(name, names, f"its arguments are {', '.join(names)}"))
 
 

@@ -77,11 +77,6 @@ def test_typos_get_advice_only_where_something_is_close():
     assert raised.value.__notes__ == ["-> did you mean 'specfuse'?"]
 
 
-def test_options_of_earlier_versions_say_what_to_do_instead():
-    assert "learning_rate=0.0" in advice_for(feedback="off")[0]
-    assert "member_timeout leaves the answer" in advice_for(late="skip")[0]
-
-
 def test_named_methods_take_changes_and_list_their_differences():
     published = {
         "score": "mean_prob",

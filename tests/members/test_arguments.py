@@ -18,7 +18,7 @@ Price = Annotated[Sequence[Rate], Field(min_length=2, max_length=2, description=
 
 
 class Example:
-    @checked(removed={"threads": "set OMP_NUM_THREADS"})
+    @checked(elsewhere={"threads": "set OMP_NUM_THREADS"})
     def __init__(
         self,
         model: str,

@@ -12,7 +12,6 @@ from pydantic import Field
 
 from ..arguments import checked
 from ..local.member import (
-    REMOVED,
     LocalMember,
     MemberSettings,
     PrefixCache,
@@ -53,7 +52,7 @@ class LlamaCppMember(LocalMember):
 
     usual_source: ClassVar[Mapping[str, Any]] = vars(GgufSource(""))
 
-    @checked(removed={**REMOVED, "threads": "set $OMP_NUM_THREADS"})
+    @checked(elsewhere={"threads": "set $OMP_NUM_THREADS"})
     def __init__(
         self,
         model: str | os.PathLike[str],

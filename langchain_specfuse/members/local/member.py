@@ -55,12 +55,6 @@ RepetitionPenalty: TypeAlias = (
 PrefixCache: TypeAlias = (
     bool | Annotated[int, Field(ge=0, description="a number of bytes; leave it out for the usual")]
 )
-REMOVED = {
-    "seed": (
-        "pass seed= to the call; equal members draft alike, and samples= gives several answers"
-    ),
-}
-"""Arguments that earlier versions had, and what to do instead."""
 
 
 @dataclass(frozen=True)

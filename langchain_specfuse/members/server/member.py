@@ -48,11 +48,6 @@ _OTHER_SERVERS = (
     "for any other server, pass a chat model: ChatOpenAI(base_url=..., model=...) from "
     "langchain-openai"
 )
-_REMOVED = {
-    "engine": "leave it out: the server says which engine it is",
-    "seed": "pass it to the call: llm.invoke(question, seed=1)",
-    "repetition_penalty": "pass it to the call: llm.invoke(question, repetition_penalty=1.1)",
-}
 
 
 class ServerMember(ConcurrentMember):
@@ -81,7 +76,7 @@ class ServerMember(ConcurrentMember):
       :class:`.TransformersMember`.
     """
 
-    @checked(removed=_REMOVED)
+    @checked()
     def __init__(
         self,
         base_url: str,

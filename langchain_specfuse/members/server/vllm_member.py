@@ -96,7 +96,7 @@ class VllmMember(ServerMember):
     again, at most once in ten minutes.
     """
 
-    @checked(removed=_ELSEWHERE)
+    @checked(elsewhere=_ELSEWHERE)
     def __init__(
         self,
         model: str | os.PathLike[str],

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ...errors import UsageError, advised
 from ..arguments import checked
 from ..local.member import (
-    REMOVED,
     LocalMember,
     MemberSettings,
     PrefixCache,
@@ -83,8 +82,7 @@ class TransformersMember(LocalMember):
     usual_source: ClassVar[Mapping[str, Any]] = {**vars(Source("")), "dtype": None}
 
     @checked(
-        removed={
-            **REMOVED,
+        elsewhere={
             "revision": "model_kwargs={'revision': ...}",
             "trust_remote_code": "model_kwargs={'trust_remote_code': True}",
         }
