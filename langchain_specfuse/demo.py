@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from .errors import UsageError, advised
-from .members.folders import cache_folder
 from .members.hub import cached_file
 from .members.network import through_proxy
 
@@ -229,6 +228,30 @@ def _from_index(weights: DemoFile) -> Path:
             advice = f"free {SPACE * weights.size / 1e9:.1f} GB there, or {advice}"
         raise advised(failed, advice) from error
     return file
+
+
+def cache_folder() -> Path:
+    """``$SPECFUSE_CACHE``, or ``langchain-specfuse`` in the user's cache.
+
+    Raises :class:`.UsageError` if neither is known.
+    """
+    try:
+        return _cache_folder()
+    except RuntimeError as error:  # a container's user may have no home
+        unknown = UsageError(f"the folder for this package's files is unknown: {error}")
+        raise advised(unknown, "name one: SPECFUSE_CACHE=/some/folder") from error
+
+
+def _cache_folder() -> Path:
+    own = os.environ.get("SPECFUSE_CACHE")
+    if own:
+        return Path(own).expanduser()
+    if sys.platform == "win32":
+        base = os.environ.get("LOCALAPPDATA") or "~/AppData/Local"
+    else:
+        usual = "~/Library/Caches" if sys.platform == "darwin" else "~/.cache"
+        base = os.environ.get("XDG_CACHE_HOME") or usual
+    return Path(base).expanduser() / "langchain-specfuse"
 
 
 def _path(weights: DemoFile) -> Path:

