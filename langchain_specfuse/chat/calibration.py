@@ -13,7 +13,6 @@ import logging
 import math
 import os
 import re
-import shutil
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -24,8 +23,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter, ValidationError
 
 from ..core.options import METHODS, Method
-from ..core.results import RESULTS
-from ..core.routing import N_GRAMS, Router
+from ..core.routing import Router
 from ..core.values import Turn
 from ..errors import UsageError, advised
 from .routing import Routing, check_embeddings, routed
@@ -39,15 +37,10 @@ ADVICE = (
     "write one with: langchain-specfuse doctor --prompts FILE --calibration FILE; with the --out "
     "folder of an earlier run, it reuses the answers that still count"
 )
-UNREADABLE = (
-    *(OSError, ValueError, TypeError, KeyError, AttributeError),
-    *(OverflowError, RecursionError),
-)
+UNREADABLE = (OSError, ValueError, TypeError, KeyError, AttributeError)
 """Errors of other libraries that reading a file may raise."""
 ROUTER = "router"
 """The name of the way in which a router chooses the lead of each question."""
-USES = ("alone", "ensemble", "vote", "consensus", ROUTER)
-"""The ways in which a calibration can use the members."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +106,7 @@ class Calibration:
                 raise
             except Exception as error:  # without its text, which may quote the question
                 kind = type(error).__name__
-                failed = "embeddings" if self.router.embeddings else "router"
-                log.warning("the %s failed (%s), so %s leads", failed, kind, self.lead)
+                log.warning("the embeddings failed (%s), so %s leads", kind, self.lead)
         return Routing(self.lead, "calibration", self.members)
 
     @property
@@ -145,10 +137,6 @@ class Calibration:
         """The calibration with these data. Raises ``ValueError``, ``TypeError`` or ``KeyError`` if
         they are not those of a calibration."""
         version = data.pop("specfuse_calibration", None) if isinstance(data, dict) else None
-        if version == 1:
-            raise ValueError(
-                "it has format 1, in which the default method let the others correct the lead"
-            )
         if version != FORMAT:
             raise ValueError("it is not a calibration file of this version")
         if "lead" not in data:
@@ -157,19 +145,6 @@ class Calibration:
             if value == "inf":
                 data["method"][option] = math.inf
         calibration: Calibration = _ADAPTER.validate_python(data)
-        Method.named("robust", **calibration.method)
-        if calibration.result not in (None, *RESULTS):
-            raise ValueError(
-                f"result must be one of {', '.join(RESULTS)}, got {calibration.result!r}"
-            )
-        if calibration.lead not in calibration.members:
-            raise ValueError(f"its lead, {calibration.lead!r:.80}, is not one of its members")
-        if not all(map(math.isfinite, calibration.members.values())):
-            raise ValueError("the scores of its members must be finite numbers")
-        if calibration.use not in USES:
-            raise ValueError(f"use must be one of {', '.join(USES)}, got {calibration.use!r:.80}")
-        if calibration.router:
-            _check_router(calibration.router, calibration.members)
         return calibration
 
 
@@ -188,10 +163,7 @@ def content_of(path: str | Path) -> dict[str, Any]:
         data = json.loads(file.read_text(encoding="utf-8-sig")) if file.is_file() else None
     except UNREADABLE as error:
         raise _other_file(path) from error
-    if not isinstance(data, dict) or data.get("specfuse_calibration") not in range(1, FORMAT + 1):
-        raise _other_file(path)
-    entries = data.get("decisions") or []
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+    if not isinstance(data, dict) or data.get("specfuse_calibration") != FORMAT:
         raise _other_file(path)
     return data
 
@@ -207,8 +179,6 @@ def write(path: str | Path, data: Mapping[str, Any]) -> None:
     part = file.with_name(f".specfuse-{uuid.uuid4().hex}.part")
     try:
         part.write_text(_as_text(data), encoding="utf-8")
-        if file.exists():
-            shutil.copymode(file, part)
         os.replace(part, file)
     finally:
         part.unlink(missing_ok=True)
@@ -218,22 +188,6 @@ def _as_text(data: Mapping[str, Any]) -> str:
     """The content of a calibration file: JSON, with each list of numbers on one line."""
     text = json.dumps(data, indent=1, ensure_ascii=False)
     return _NUMBERS.sub(lambda numbers: f"[{' '.join(numbers[1].split())}]", text) + "\n"
-
-
-def _check_router(router: Router, members: Iterable[str]) -> None:
-    """Raise ``ValueError`` for a router that cannot predict for these members."""
-    features = "embeddings" if router.embeddings else N_GRAMS
-    if router.features != features:
-        raise ValueError(
-            f"the features of its router must be {features!r}, got {router.features!r}"
-        )
-    if set(router.shares) != set(members):
-        raise ValueError("its router was made for other members")
-    if any(len(row) != len(router.shares) for row in router.weights.values()):
-        raise ValueError("each row of its router must have a weight for each member")
-    rows = [router.shares.values(), *router.weights.values()]
-    if not all(math.isfinite(number) for row in rows for number in row):
-        raise ValueError("the shares and weights of its router must be finite numbers")
 
 
 def _unreadable(path: str | Path, reason: object) -> UsageError:

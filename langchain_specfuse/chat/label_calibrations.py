@@ -48,9 +48,7 @@ def read_labels(path: str | Path, members: Sequence[str]) -> list[LabelCalibrati
 
 def write_labels(path: str | Path, calibration: LabelCalibration) -> None:
     """Add a calibration to this file. It replaces one for the same question and members."""
-    data = content_of(path)
-    if data.get("specfuse_calibration") != FORMAT:  # chat models refuse the rest of an older one
-        data = {"specfuse_calibration": FORMAT, KEY: data.get(KEY)}
+    data = content_of(path) or {"specfuse_calibration": FORMAT}
     new = _as_data(calibration)
     kept = [entry for entry in data.get(KEY) or () if _about(entry) != _about(new)]
     data[KEY] = [*kept, new]

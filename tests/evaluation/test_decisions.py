@@ -110,7 +110,7 @@ def test_a_file_keeps_other_labels_and_who_leads(file, tmp_path):
             "[]",
             '{"input": "a"}\n{"input": "b"}',
         ),
-        '{"specfuse_calibration": 2, "decisions": [7]}',
+        '{"specfuse_calibration": 1}',
         '{"specfuse_calibration": 99}',
     ],
 )
@@ -126,19 +126,6 @@ def test_no_file_of_another_kind_is_overwritten(file, tmp_path, content):
             write()
         assert caught.value.__notes__ == ["-> name another file"]
         assert path.read_text() == content
-
-
-def test_a_file_of_the_first_format_is_replaced(file, tmp_path):
-    path = tmp_path / "calibration.json"
-    fitted = fitted_to(examples_of(file(lines(30))), Ensemble([member("knows")]))
-    path.write_text('{"specfuse_calibration": 1, "lead": "knows"}')
-    write_labels(path, fitted.calibration)
-    assert len(read_labels(path, ["knows"])) == 1
-    with pytest.raises(UsageError, match="decisions only"):
-        Calibration.load(path)
-    path.write_text('{"specfuse_calibration": 1, "lead": "knows"}')
-    Calibration("knows", {"knows": 1.0}, 20).save(path)
-    assert Calibration.load(path).lead == "knows"
 
 
 def test_a_failed_write_leaves_the_file_as_it_was(tmp_path, monkeypatch):

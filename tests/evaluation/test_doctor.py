@@ -268,10 +268,6 @@ def test_a_calibration_that_does_not_fit_is_refused(tmp_path):
         (None, "cannot be read"),
         ("{}", "it is not a calibration file"),
         ("nonsense", "cannot be read"),
-        (
-            json.dumps(Calibration("ann", {}, 40, result="nmber").as_dict()),
-            "result must be one of .* got 'nmber'",
-        ),
     ]:
         if text is not None:
             file.write_text(text)
