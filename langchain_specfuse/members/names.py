@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from collections.abc import Collection
-from difflib import get_close_matches
 from functools import lru_cache
-from pathlib import Path, PureWindowsPath
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
-from ..errors import MemberError, UsageError, advised
+from ..errors import MemberError, UsageError, advised, meant
 from . import files as _files
 from .chat_model.names import PROVIDERS
 from .hub import PREFIX as HUB
@@ -152,10 +150,6 @@ def check_name(name: str) -> None:
     if is_server(name) and not urlsplit(name).hostname:
         error = UsageError(f"{name!r} does not name a server")
         raise advised(error, "for example 'http://localhost:8000/v1#my-model'")
-    if _WINDOWS.match(name) and os.name != "nt" and not os.path.exists(name):
-        error = UsageError(f"there is no model {name!r}")
-        in_wsl = f"/mnt/{name[0].lower()}{PureWindowsPath(name).as_posix()[2:]}"
-        raise advised(error, f"it is a Windows path; in WSL it is {in_wsl}")
 
 
 def _check_vllm_name(name: str) -> None:
@@ -228,29 +222,15 @@ def _refuse_mistaken(model: str, name: str, expected: str) -> None:
     if _REVISION.fullmatch(model) and not path.exists():
         raise _named_revision(model, expected)
     if path.is_file():
-        if _is_gguf_inside(path):
-            error = UsageError(f"{model!r} is a GGUF file whose name does not end in .gguf")
-            link = shlex.join(["ln", "-s", str(path), "model.gguf"])
-            reads = f"LlamaCppMember({model!r}) reads it"
-            raise advised(error, f"{reads}; or name a link to it: {link}")
         lacks = "but not a .gguf file" if expected == _MODEL else "not a folder"
         error = UsageError(f"{model!r} is a file, {lacks}")
-        raise advised(error, f"name {expected}")
-    if expected == _MODEL and get_close_matches(path.suffix.lower(), [".gguf"], cutoff=0.6):
-        raise _misspelt_gguf(model, path)
+        whatever = f"LlamaCppMember({model!r}) reads a GGUF file of any name"
+        raise advised(error, f"name {expected}; {whatever}")
     if path.is_dir():
         _files.refuse_unsafe(path)
     elif _PATH.fullmatch(model) and not path.exists():
         missing = MemberError(f"{path.absolute()} does not exist", member=name, kind="not_found")
         raise advised(missing, f"name {expected}")
-
-
-def _is_gguf_inside(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return file.read(4) == b"GGUF"
-    except OSError:
-        return False
 
 
 def refuse_other_kinds(model: str) -> None:
@@ -267,30 +247,21 @@ def _named_revision(model: str, expected: str) -> UsageError:
     hub_id, _, revision = model.partition("@")
     if expected == _ADAPTER:
         return advised(error, f"{hub_id!r} is that of the main branch; for another one, fetch it")
-    apart: dict[str, Any] = {"model": hub_id, "model_kwargs": {"revision": revision}}
+    member, where = "TransformersMember", "model_kwargs"
     if expected == _VLLM_MODEL:
-        apart = {"model": VLLM + hub_id, "engine_args": {"revision": revision}}
-    return advised(error, f"name it apart: {apart}")
+        member, where = "VllmMember", "engine_args"
+    given = {"revision": revision}
+    return advised(error, f"name it apart: {member}({hub_id!r}, {where}={given})")
 
 
 def _unknown_provider(model: str) -> UsageError:
     """The error for ``provider:model`` with a provider that LangChain does not have."""
     provider, _, rest = model.partition(":")
-    error = UsageError(f"LangChain has no provider {provider!r}")
     if not rest:
-        error = UsageError(f"{model!r} does not name a model")
+        unnamed = UsageError(f"{model!r} does not name a model")
+        return advised(unnamed, "for example 'ollama:llama3.2'")
+    error = UsageError(f"LangChain has no provider {provider!r}")
     if rest.startswith("//"):
         return advised(error, "a server's address begins with http:// or https://")
-    similar = get_close_matches(provider.lower(), (*PROVIDERS, "hf", "vllm"), n=1, cutoff=0.8)
-    if similar:
-        return advised(error, f"did you mean '{similar[0]}:{rest or 'MODEL'}'?")
-    return advised(error, f"an Ollama model is named 'ollama:{model}'")
-
-
-def _misspelt_gguf(model: str, path: Path) -> UsageError:
-    """The error for a file whose extension is almost ``.gguf``."""
-    error = UsageError(f"there is no model {model!r}")
-    corrected = path.with_suffix(".gguf")
-    if corrected.exists():
-        return advised(error, f"did you mean {str(corrected)!r}?")
-    return advised(error, "name an existing file that ends in .gguf")
+    ollama = f"an Ollama model is named 'ollama:{model}'"
+    return advised(error, meant(provider.lower(), (*PROVIDERS, "hf", "vllm"), ollama, cutoff=0.8))
