@@ -11,7 +11,6 @@ Paper: it has no checks. Refused drafts are never scored, and earn nothing.
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +18,16 @@ from typing import Any, TypeAlias
 
 from ..errors import CheckError, advised, amount
 from .answer import Answer
-from .checks import Check, CheckAsk, CheckJob, Verdict, Verdicts, beginnings, places_in
+from .checks import (
+    Check,
+    CheckAsk,
+    CheckJob,
+    Verdict,
+    Verdicts,
+    beginnings,
+    is_coroutine_function,
+    places_in,
+)
 from .options import Settings
 from .panel import Panel
 from .round import Rejection
@@ -702,9 +710,7 @@ def _begins_word(text: str, before: str) -> bool:
 def _is_plain(function: Any) -> bool:
     """Whether many calls are cheap: the function is neither a coroutine function nor a
     ``Runnable``."""
-    call = getattr(function, "__call__", None)  # noqa: B004
-    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
-    return not is_async and not hasattr(function, "invoke")
+    return not is_coroutine_function(function) and not hasattr(function, "invoke")
 
 
 # --- errors ---------------------------------------------------------------------------------------

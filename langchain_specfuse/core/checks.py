@@ -10,6 +10,7 @@ familiar, not what is true or allowed.
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -120,6 +121,12 @@ def _name_of(function: Any) -> str:
     if not isinstance(name, str):
         name = getattr(function, "name", None) or type(function).__name__
     return "lambda" if name == "<lambda>" else str(name)
+
+
+def is_coroutine_function(function: Any) -> bool:
+    """Whether this function, or the ``__call__`` of this object, is a coroutine function."""
+    method = type(function).__call__
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(method)
 
 
 @dataclass(frozen=True, slots=True)

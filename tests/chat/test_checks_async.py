@@ -22,7 +22,7 @@ from langchain_core.tools import tool
 from langchain_specfuse import CheckError, ScriptedMember, SpecFuseChatModel
 from langchain_specfuse.chat.errors import AnswerTimeoutError
 from langchain_specfuse.core.checks import Check, CheckContext
-from langchain_specfuse.engine import checker, worker
+from langchain_specfuse.engine import worker
 
 from .conftest import BLUE, LIMIT_S, WIDE, asked, auntil, free, until
 
@@ -32,13 +32,14 @@ SYNC_WAYS = ["invoke", "stream", "batch"]
 
 
 def our_threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("specfuse")]
+    """Those of computing and of checks. The event loops of checks stay."""
+    names = [thread.name for thread in threading.enumerate()]
+    return [name for name in names if name.startswith("specfuse") and not name.endswith("-loop")]
 
 
 @pytest.fixture(autouse=True)
 def no_thread_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(worker, "IDLE_S", 0.05)
-    monkeypatch.setattr(checker, "IDLE_S", 0.05)
     yield
     assert until(lambda: not our_threads()), our_threads()
 

@@ -40,9 +40,10 @@ def fresh_device() -> str:
 
 
 def our_threads(besides: Collection[threading.Thread] = ()) -> list[str]:
-    """The names of the package's threads, besides some."""
+    """The names of the package's threads, besides some. The event loops of checks stay."""
     ours = (thread for thread in threading.enumerate() if thread.name.startswith("specfuse"))
-    return [thread.name for thread in ours if thread not in besides]
+    names = [thread.name for thread in ours if thread not in besides]
+    return [name for name in names if not name.endswith("-loop")]
 
 
 def worker_threads() -> list[str]:

