@@ -274,6 +274,7 @@ def test_a_calibration_that_does_not_fit_is_refused(tmp_path):
         with pytest.raises(UsageError, match=said) as error:
             SpecFuseChatModel(members=members, calibration=str(file))
         assert "doctor" in error.value.__notes__[0]
+    file.unlink()
     Calibration("eve", {"eve": 1.0, "bob": 0.1}, 40).save(file)
     with pytest.raises(UsageError, match="was made for eve, bob, but the members are ann, bob"):
         SpecFuseChatModel(members=members, calibration=str(file))
