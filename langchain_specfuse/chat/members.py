@@ -18,7 +18,7 @@ from langchain_core.language_models import BaseChatModel
 
 from ..core.member import Member, Probe
 from ..engine.ensemble import Ensemble
-from ..engine.worker import refuse_fork, worker_for
+from ..engine.worker import worker_for
 from ..errors import SpecFuseError, UsageError, advised
 from ..members import files as _files
 from ..members.chat_model.member import ChatModelMember
@@ -100,7 +100,6 @@ def _preview(reference: Reference, name: str) -> Probe | None:
 def ensemble_for(members: Sequence[Reference], verifiers: Sequence[Reference] = ()) -> Ensemble:
     """The only ensemble of these members in this process. This makes members, but loads nothing."""
     references = [*members, *verifiers]
-    refuse_fork()  # a thread that does not exist in the fork may hold the lock
     with _LOCK:
         pairs = zip(references, names_of(references), strict=True)
         everybody = [_member(reference, name) for reference, name in pairs]

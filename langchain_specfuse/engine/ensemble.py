@@ -26,7 +26,7 @@ from ..core.values import BUDGET, WRONG_SETTINGS, Failure, Panelist, Query
 from ..errors import EnsembleError, MemberError, SpecFuseError, UsageError, advised, emptied
 from .breaker import Breaker
 from .drive import Admission, adrive, drive
-from .worker import QueuedJob, refuse_fork, worker_for
+from .worker import QueuedJob, worker_for
 
 if TYPE_CHECKING:
     from .checker import Checker
@@ -148,7 +148,6 @@ class Ensemble:
     ) -> Future[dict[str, Probe]]:
         """What each member can do, once the ``needed`` ones are loaded. If the last load of one of
         the ``tried`` members has failed, it is loaded again."""
-        refuse_fork()
         future: Future[dict[str, Probe]] = Future()
         future.set_running_or_notify_cancel()
         with self._lock:

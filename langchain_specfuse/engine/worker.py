@@ -257,7 +257,6 @@ class Worker:
 
     def put(self, *jobs: QueuedJob) -> None:
         """Queue jobs."""
-        refuse_fork()
         with self._lock:
             self._queue.put(jobs)
             self._wake()

@@ -124,10 +124,9 @@ class Dialect(TokenizingEngine):
             )
             raise MemberError(message, member=self.model)
         for value in values:
-            number = isinstance(value, int | float)
-            if not number or math.isnan(value):
+            if math.isnan(value):
                 message = f"{self.model} returned {value!r} as a log-probability"
-                raise MemberError(message, member=self.model, kind="nan" if number else "error")
+                raise MemberError(message, member=self.model, kind="nan")
         return tuple(min(0.0, float(value)) for value in values)
 
     def check_same(self, returned: Sequence[int], asked: Sequence[int]) -> None:
@@ -141,12 +140,6 @@ class Dialect(TokenizingEngine):
             raise MemberError(message, member=self.model)
 
 
-def cached_tokens(count: Any, most: int) -> int | None:
-    """How many of the prompt's tokens were in a cache, if the reply says so.
-
-    >>> cached_tokens(7, 5), cached_tokens(float("inf"), 5)
-    (5, None)
-    """
-    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-        return None
-    return min(count, most)
+def cached_tokens(count: int | None, most: int) -> int | None:
+    """How many of the prompt's tokens were in a cache, if the reply says so."""
+    return None if count is None else min(count, most)
