@@ -194,8 +194,8 @@ class Splitter:
 
     ``anywhere`` says that a call may follow prose. Otherwise a call can only begin the answer,
     because JSON text may contain the marker of a call. ``fault`` is a function that returns what is
-    wrong with a call of this tool with these arguments; its third argument says whether a grammar
-    enforced the schema. ``lone`` are the tools that an answer in plain JSON may call.
+    wrong with a call of this tool with these arguments. ``lone`` are the tools that an answer in
+    plain JSON may call.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class Splitter:
         format: CallFormat,
         *,
         anywhere: bool,
-        fault: Callable[[str, Any, bool], str] | None = None,
+        fault: Callable[[str, Any], str] | None = None,
         lone: Collection[str] = (),
     ) -> None:
         self._reader = CallReader(format, anywhere=anywhere)
@@ -247,7 +247,7 @@ class Splitter:
         for piece in new:
             pieces[piece.index] = replace(piece, id=_new_id()) if piece.name else piece
         for index, call in enumerate(self._reader.calls[finished:], finished):
-            _extend(pieces, index, self._mark(call, by_grammar=True))
+            _extend(pieces, index, self._mark(call))
         if cut:
             self._cut_off(pieces, cut)
         return prose, pieces
@@ -266,14 +266,14 @@ class Splitter:
 
     def _lone_piece(self, call: ToolCall) -> CallPiece:
         self._lone_calls = 1
-        arguments = call.arguments + self._mark(call, by_grammar=False)
+        arguments = call.arguments + self._mark(call)
         return CallPiece(0, call.name, arguments, _new_id())
 
-    def _mark(self, call: ToolCall, *, by_grammar: bool) -> str:
+    def _mark(self, call: ToolCall) -> str:
         """The text that makes a finished call invalid; empty if the call is valid."""
         try:
             arguments = read_json(call.arguments)
-            fault = self._fault(call.name, arguments, by_grammar) if self._fault else ""
+            fault = self._fault(call.name, arguments) if self._fault else ""
         except (ValueError, RecursionError):
             fault = UNREADABLE
         if not fault:

@@ -8,21 +8,11 @@ runs.
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
 from typing import Any
 
-from ..constraints import (
-    LeftOut,
-    Validator,
-    arguments_schema,
-    left_out,
-    preload,
-    referee_for,
-    validator_of,
-)
+from ..constraints import arguments_schema, check, fault, preload, referee_for
 from ..core.values import CallFormat, Constraint, Tool
 from ..errors import UsageError, advised
 from .functions import on_event_loop
@@ -30,7 +20,6 @@ from .messages import refuse_broken
 from .options import Call
 from .schemas import WRAPPED, is_schema, openai_tools, schema_of, titled
 
-log = logging.getLogger("langchain_specfuse")
 preload("llguidance")
 
 TEXT_OPTIONS = ("response_format", "regex", "choice", "grammar")
@@ -51,18 +40,14 @@ class Shape:
     """Whether the answer may be several calls."""
     text: Constraint | None = None
     """The format of an answer that is not a call; None for prose."""
-    loose: frozenset[str] = frozenset()
-    """The tools with a schema that the grammar enforces only in part."""
     strict: frozenset[str] = frozenset()
     """The tools whose calls must all be valid."""
 
-    def fault(self, name: str, arguments: Any, ruled: bool) -> str:
-        """What is wrong with a finished call under the whole schema of its tool; empty if it is
-        valid. ``ruled`` says that it was written under the grammar, which enforces the whole schema
-        of most tools."""
+    def fault(self, name: str, arguments: Any) -> str:
+        """What is wrong with a finished call under the schema of its tool; empty if it is valid."""
         for tool in self.tools:
-            if tool.name == name and (name in self.loose or not ruled):
-                return _validator(tool).fault(arguments)
+            if tool.name == name:
+                return fault(_dumped(arguments_schema(json.loads(tool.parameters))), arguments)
         return ""
 
     @property
@@ -99,78 +84,25 @@ def shape_of(call: Call, stop: Sequence[str] = ()) -> Shape:
         return shape
     for text in (constraint.body, *(tool.description for tool in shape.tools)):
         refuse_broken(text)
-    return _checked(shape, call, left_out(constraint))
+    check(constraint)
+    # jsonschema reads files when it is imported, so a chat model that is bound on an event loop
+    # imports it later, with the question, on another thread.
+    if shape.tools and not on_event_loop():
+        preload("jsonschema")
+    return replace(shape, strict=_strict_tools(call, shape.tools))
 
 
-def _checked(shape: Shape, call: Call, missing: Sequence[LeftOut]) -> Shape:
-    """The shape with its ``loose`` tools. Raises ``UsageError`` if the grammar leaves out a part of
-    a strict schema."""
-    strict = _strict_schemas(call)
-    by_schema: dict[str, list[LeftOut]] = {}
-    for part in missing:
-        if strict is None or part.where in strict:
-            advice = "or leave strict=True out: finished values are then checked"
-            raise advised(part.error(), advice)
-        by_schema.setdefault(part.where, []).append(part)
-    loose = [tool for tool in shape.tools if _schema_name(tool.name) in by_schema]
-    # jsonschema reads files when it is imported, so on an event loop a schema is checked later,
-    # with the question, on another thread.
-    if not on_event_loop():  # refuse invalid schemas now
-        if shape.tools and not shape.begins_with_call:
-            preload("jsonschema")  # a call in plain JSON may be checked on an event loop later
-        for tool in loose:
-            _validator(tool)
-        if "schema" in by_schema and shape.text:
-            validator_of(shape.text.body, "schema")
-    for where, parts in by_schema.items():
-        _warn_once(where, ", ".join(part.path for part in parts))
-    names = [tool.name for tool in shape.tools]
-    whole = [name for name in names if strict is None or _schema_name(name) in strict]
-    return replace(shape, loose=frozenset(tool.name for tool in loose), strict=frozenset(whole))
-
-
-def _strict_schemas(call: Call) -> set[str] | None:
-    """The names of the schemas of which the grammar must enforce every part; None for all
-    schemas."""
+def _strict_tools(call: Call, tools: Sequence[Tool]) -> frozenset[str]:
+    """The tools of which every call must be valid."""
     if call.strict:
-        return None
+        return frozenset(tool.name for tool in tools)
     names = set()
     for tool in call.tools or ():
-        if not isinstance(tool, Mapping):
-            continue  # only a dict has a key "strict"
-        function = tool.get("function", tool)
-        if function.get("strict") is True:
-            names.add(_schema_name(function["name"]))
-    format = call.response_format
-    wrapped = format.get("json_schema") if isinstance(format, Mapping) else None
-    if isinstance(wrapped, Mapping) and wrapped.get("strict") is True:
-        names.add("schema")
-    return names
-
-
-def _schema_name(tool: str) -> str:
-    return f"{tool}.parameters"
-
-
-def _validator(tool: Tool) -> Validator:
-    schema = arguments_schema(json.loads(tool.parameters))
-    return validator_of(_dumped(schema), _schema_name(tool.name))
-
-
-@lru_cache(maxsize=512)
-def _warn_once(where: str, paths: str) -> None:
-    log.warning(
-        "the grammar for the schema %r leaves out %.500s; finished values are checked against the "
-        "whole schema (strict=True refuses such a schema)",
-        where,
-        ascii(paths)[1:-1],
-    )
-
-
-def whole_schema(schema: Mapping[str, Any]) -> str | None:
-    """The schema as text, if the grammar leaves out a part of it; otherwise None."""
-    body = _dumped(schema)
-    return body if left_out(Constraint("json_schema", body)) else None
+        if isinstance(tool, Mapping):  # only a dict has a key "strict"
+            function = tool.get("function", tool)
+            if function.get("strict") is True:
+                names.add(function["name"])
+    return frozenset(names)
 
 
 def _text_options(call: Call) -> list[str]:

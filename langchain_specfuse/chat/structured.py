@@ -4,6 +4,7 @@ with objects.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from operator import itemgetter
@@ -16,13 +17,12 @@ from langchain_core.outputs import ChatGeneration, Generation
 from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
 from langchain_core.utils.json import parse_partial_json
 
-from ..constraints import validator_of
+from ..constraints import fault
 from ..errors import UsageError, advised
 from ..members.chat_model.refusals import refusal_in
 from .call_text import reason_of
 from .messages import read_json
 from .schemas import name_of, reader_of, schema_of
-from .shape import whole_schema
 
 FORMS = ("json_schema", "json_mode", "function_calling")
 """The values of ``method``."""
@@ -52,8 +52,7 @@ class StructuredReader(BaseCumulativeTransformOutputParser[Any]):
     call: str | None = None
     """The tool whose arguments are the data; None if the data are the text."""
     whole: str | None = None
-    """The schema against which finished data are checked, if the grammar leaves out a part of
-    it."""
+    """The schema against which finished data are checked; None if ``read`` checks them."""
 
     @property
     def _type(self) -> str:
@@ -83,9 +82,9 @@ class StructuredReader(BaseCumulativeTransformOutputParser[Any]):
     def _data(self, text: str, message: Any, partial: bool) -> Any:
         data = self._arguments(message) if self.call else _json_in(text, message, partial)
         if self.whole is not None and not partial:
-            fault = validator_of(self.whole, "schema").fault(data)
-            if fault:
-                raise ValueError(fault)
+            wrong = fault(self.whole, data)
+            if wrong:
+                raise ValueError(wrong)
         return data
 
     def _arguments(self, message: Any) -> Any:
@@ -155,7 +154,8 @@ def structured(
         if strict is not None:
             wrapped["strict"] = strict
         bound = bind(**options, response_format={"type": "json_schema", "json_schema": wrapped})
-        reader.whole = whole_schema(json_schema)
+        if reader.read is None:
+            reader.whole = json.dumps(json_schema)
     return _read_by(reader, bound, include_raw)
 
 

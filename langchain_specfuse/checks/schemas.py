@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..constraints import validator_of
+from ..constraints import fault, refuse_invalid
 from ..core.checks import Check
 from ..errors import UsageError, advised
 
@@ -44,7 +44,7 @@ def json_schema(schema: Any) -> Check:
     except (TypeError, ValueError, RecursionError) as error:
         wrong = UsageError(f"{_WHERE} cannot be written as JSON: {error!s:.200}")
         raise advised(wrong, "use only dicts, lists, texts, numbers, booleans and None") from error
-    validator_of(text, _WHERE)  # raises if the schema is not valid
+    refuse_invalid(json.loads(text), _WHERE)
     function = ValidUnder(text)
     return _check(function, repr(function))
 
@@ -71,7 +71,7 @@ class ValidUnder:
             value = json.loads(text, parse_float=_finite, parse_constant=_finite)
         except (ValueError, RecursionError) as error:
             return f"is not JSON: {error!s:.200}"
-        return validator_of(self.schema, _WHERE).fault(value) or None
+        return fault(self.schema, value) or None
 
 
 def _finite(text: str) -> float:

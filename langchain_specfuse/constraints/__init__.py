@@ -6,32 +6,29 @@ llguidance compiles the grammars; the extra ``langchain-specfuse[structured]`` i
 
 from .calls import CallPiece, CallReader, canonical, format_in, scanned, trigger
 from .grammar import Grammar, State, Vocabulary, vocabulary
-from .referee import breaks_off, check, left_out, referee_for
+from .referee import breaks_off, check, referee_for
 from .rules import arguments_schema, reader_for, respaced
-from .schema import LeftOut
-from .validation import Validator, validator_of
+from .validation import fault, refuse_invalid
 from .vocabulary import preload
 
 __all__ = [
     "CallPiece",
     "CallReader",
     "Grammar",
-    "LeftOut",
     "State",
-    "Validator",
     "Vocabulary",
     "arguments_schema",
     "breaks_off",
     "canonical",
     "check",
+    "fault",
     "format_in",
-    "left_out",
     "preload",
     "reader_for",
     "referee_for",
+    "refuse_invalid",
     "respaced",
     "scanned",
     "trigger",
-    "validator_of",
     "vocabulary",
 ]

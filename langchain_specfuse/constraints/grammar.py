@@ -123,7 +123,7 @@ def shared_start(texts: Sequence[AnyStr]) -> AnyStr:
 
 @lru_cache(maxsize=KEPT)
 def _byte_matcher(lark: str) -> Any:
-    return llguidance().LLMatcher(BYTES.tokenizer, lark)
+    return llguidance().LLMatcher(BYTES.tokenizer, lark, log_level=0)
 
 
 class _Compiled:

@@ -16,7 +16,6 @@ from ..errors import SpecFuseError, UsageError, advised
 from .calls import CallReader, canonical
 from .grammar import LONGEST_FORCED, State, Vocabulary, shared_start
 from .rules import grammars_of, reader_for
-from .schema import LeftOut
 
 REMEMBERED = 16
 """How many recent texts are cached with their states."""
@@ -30,15 +29,7 @@ def referee_for(constraint: Constraint | None) -> Referee:
 
 def check(constraint: Constraint) -> None:
     """Raise ``UsageError`` if the constraint is unknown or impossible, or if no grammar can express
-    all of it."""
-    parts = left_out(constraint)
-    if parts:
-        raise parts[0].error()
-
-
-def left_out(constraint: Constraint) -> tuple[LeftOut, ...]:
-    """The parts of its schemas that no grammar enforces. Raises ``UsageError`` if the constraint is
-    unknown or impossible."""
+    it."""
     start = bytewise().grammar(constraint).start()
     if not start.may_end() and not start.follows():
         raise advised(
@@ -49,7 +40,6 @@ def left_out(constraint: Constraint) -> tuple[LeftOut, ...]:
             UsageError(f"no answer ends under the constraint {_shown(constraint)}"),
             "give it an end",
         )
-    return grammars_of(constraint).left_out
 
 
 def breaks_off(constraint: Constraint | None, answer: str) -> bool:

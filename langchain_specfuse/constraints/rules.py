@@ -13,8 +13,8 @@ from typing import Any
 from ..core.values import CallFormat, Constraint
 from ..errors import UsageError, advised
 from .calls import CallReader, dumped, format_in
-from .schema import LeftOut, RewrittenSchema, rewrite
-from .vocabulary import BYTES, llguidance
+from .schema import prepared
+from .vocabulary import llguidance
 
 SPELLING = {
     "item_separator": ", ",
@@ -38,8 +38,6 @@ class Rule:
     """Whether it allows only JSON, or calls, which contain JSON."""
     calls: CallFormat | None = None
     """The format of the calls that it allows."""
-    left_out: tuple[LeftOut, ...] = ()
-    """The parts of its schemas that it does not enforce."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +52,6 @@ class Grammars:
     def calls(self) -> CallFormat | None:
         """The format of calls; None if there can be none."""
         return next((rule.calls for rule in self.rules if rule.calls), None)
-
-    @property
-    def left_out(self) -> tuple[LeftOut, ...]:
-        """The parts of schemas that the grammars do not enforce."""
-        return tuple(part for rule in self.rules for part in rule.left_out)
 
 
 @lru_cache(maxsize=128)
@@ -110,13 +103,13 @@ def _any_of(parts: Sequence[Sequence[str]]) -> Grammars:
 
 
 def _json(schema: Any) -> Rule:
-    rewritten = _rewritten(schema, "schema")
-    return Rule(f"start: {_embedded(rewritten.schema)}", json=True, left_out=rewritten.left_out)
+    return Rule(f"start: {_prepared(schema, 'schema')}", json=True)
 
 
-def _rewritten(schema: Any, where: str) -> RewrittenSchema:
+def _prepared(schema: Any, where: str) -> str:
+    """The schema as a part of a grammar."""
     try:
-        return rewrite(schema, where, error_of, gives_up)
+        return _embedded(prepared(schema, where, error_of))
     except RecursionError:
         raise advised(
             UsageError(f"{where} is nested too deep"), "make the schema flatter"
@@ -131,21 +124,10 @@ def error_of(schema: Any) -> str:
     """Why llguidance refuses this schema; empty if it does not."""
     try:
         return reason(llguidance().LLMatcher.validate_grammar(f"start: {_embedded(schema)}"))
-    # It panics if it shortens a quotation in the middle of a character.
-    except BaseException as error:
+    except BaseException as error:  # Rust's panics have no class that can be imported
         if type(error).__name__ != "PanicException":
             raise
         return "a keyword has a value of a wrong type"
-
-
-def gives_up(schema: Any, text: str) -> bool:
-    """Whether llguidance gives up at the beginning of a value of this schema, or after this text in
-    it, because too many rules of its grammar match."""
-    matcher = llguidance().LLMatcher(BYTES.tokenizer, f"start: {_embedded(schema)}", log_level=0)
-    matcher.compute_bitmask()
-    matcher.try_consume_tokens(list(text.encode()))
-    matcher.compute_bitmask()
-    return bool(matcher.is_error())
 
 
 def reason(error: str) -> str:
@@ -157,19 +139,17 @@ def reason(error: str) -> str:
 def _calls(body: Mapping[str, Any]) -> Rule:
     form = format_in(body)
     bodies: list[str] = []
-    left_out: list[LeftOut] = []
     for tool in body["tools"]:
         name = tool["name"]
-        rewritten = _rewritten(arguments_schema(tool["parameters"]), f"{name}.parameters")
-        left_out += rewritten.left_out
+        arguments = _prepared(arguments_schema(tool["parameters"]), f"{name}.parameters")
         head = f"{{{dumped(form.name_key)}: {dumped(name)}, {dumped(form.arguments_key)}: "
-        bodies.append(f"{dumped(head)} {_embedded(rewritten.schema)} {dumped('}')}")
+        bodies.append(f"{dumped(head)} {arguments} {dumped('}')}")
     begin, end, between = (
         dumped(text) if text else "" for text in (form.begin, form.end, form.between)
     )
     more = f" ({between} call)*" if body.get("parallel", False) else ""
     lark = f"start: call{more}\ncall: {begin} body {end}\nbody: " + "\n    | ".join(bodies)
-    return Rule(lark, json=True, calls=form, left_out=tuple(left_out))
+    return Rule(lark, json=True, calls=form)
 
 
 def arguments_schema(schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -95,9 +95,8 @@ def test_a_schema_with_more_optional_properties_than_a_grammar_takes_is_refused(
     for shape in shapes:
         error = wrong(endpoint.ask(response_format=shape), 400, "invalid_value")
         assert "optional properties" in error["message"]
-        assert "500" in error["message"]
-        assert "-> require properties" in error["message"]
-    answer = endpoint.ask(response_format=many(500))
+        assert "-> require some" in error["message"]
+    answer = endpoint.ask(response_format=many(490))
     assert answer.json()["choices"][0]["message"]["content"] == "{}"
     required = many(1000, required=[f"property_{number}" for number in range(1000)])
     assert endpoint.ask(response_format=required, max_tokens=2).status_code == 200

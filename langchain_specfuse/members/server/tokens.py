@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from ...constraints import left_out, respaced
+from ...constraints import respaced
 from ...core.silence import quiet_s
 from ...core.values import (
     Candidate,
@@ -343,8 +343,7 @@ def remaining(constraint: Constraint | None, answer: str) -> Constraint | None:
     if constraint is None or constraint.kind not in ("choice", "json_schema", "json", "regex"):
         return None
     if constraint.kind != "choice":
-        # An engine may refuse a schema that no grammar can express whole.
-        return None if answer or left_out(constraint) else constraint
+        return None if answer else constraint
     choices = json.loads(constraint.body)
     rest = [text[len(answer) :] for text in choices if text.startswith(answer)]
     if not rest or not all(rest):
