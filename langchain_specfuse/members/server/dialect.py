@@ -124,7 +124,7 @@ class Dialect(TokenizingEngine):
             )
             raise MemberError(message, member=self.model)
         for value in values:
-            if math.isnan(value):
+            if value is None or math.isnan(value):  # JSON has no NaN, and servers send null
                 message = f"{self.model} returned {value!r} as a log-probability"
                 raise MemberError(message, member=self.model, kind="nan")
         return tuple(min(0.0, float(value)) for value in values)

@@ -134,7 +134,7 @@ FAULTS: dict[str, tuple[Any, str, str]] = {
     ),
     "sends NaN": (_numbers(lambda row: [float("nan") for _ in row]), "nan", "nan as a log-prob"),
     "sends too few numbers": (_numbers(lambda row: row[:-1]), "error", "log-probabilities for"),
-    "sends null": (_numbers(lambda row: [None for _ in row]), "error", "None as a log-prob"),
+    "sends null": (_numbers(lambda row: [None for _ in row]), "nan", "None as a log-prob"),
     "breaks off": (_aborted, "error", "broke off (abort)"),
     "serves another model": (
         lambda reply: reply | {"model": "other"},
