@@ -61,9 +61,7 @@ THIRD_PARTY = {
     },
     "huggingface_hub": {
         "members/transformers/",
-        "members/files.py",
         "members/hub.py",
-        "members/network.py",
         "demo.py",
     },
     "jinja2": {"members/text/", "members/server/", "members/llamacpp/tokenizer.py"},

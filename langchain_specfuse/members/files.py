@@ -93,15 +93,14 @@ def _of_folder(arguments: Mapping[str, Any]) -> tuple[int | None, Any]:
 
 def _text(arguments: Mapping[str, Any], name: str) -> str:
     """A file of a folder, or of a hub id in the local cache; empty if it is not there."""
-    path: Any = Path(arguments["model"]).expanduser() / name
-    if not path.parent.is_dir():
-        from huggingface_hub import try_to_load_from_cache
-
+    folder = Path(arguments["model"]).expanduser()
+    path: Path | None = folder / name
+    if not folder.is_dir():
         revision = (arguments.get("model_kwargs") or {}).get("revision")
-        path = try_to_load_from_cache(arguments["model"], name, revision=revision)
-    if not isinstance(path, str | Path) or not os.path.exists(path):
+        path = hub.cached_file(arguments["model"], name, revision)
+    if path is None or not path.exists():
         return ""
-    return Path(path).read_text("utf-8")
+    return path.read_text("utf-8")
 
 
 def refuse_unsafe(folder: Path) -> None:

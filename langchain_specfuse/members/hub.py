@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import MemberError, SpecFuseError, UsageError, advised, imported
+from .chat_model.names import hint_for
 from .network import through_proxy
 from .threads import shown
 
@@ -175,6 +176,30 @@ def fetched(name: str) -> Path:
     return path
 
 
+def on_hub(model: str, revision: str | None) -> str:
+    """What transformers should load: ``model`` itself, or its folder in the hub's cache if the hub
+    cannot be reached.
+
+    Tries once. transformers would try six times for each file, which takes a minute without a
+    network.
+    """
+    from huggingface_hub import errors, get_hf_file_metadata, hf_hub_url
+
+    try:
+        if not os.path.exists(model):
+            get_hf_file_metadata(hf_hub_url(model, "config.json", revision=revision))
+    except (errors.HFValidationError, errors.HfHubHTTPError):
+        pass  # transformers says what is wrong
+    except Exception as error:  # the HTTP client may raise anything
+        kept = cached_file(model, "config.json", revision)
+        if kept is not None:
+            return str(kept.parent)
+        absent = _not_fetched(error, model, model)
+        hint = hint_for(model)
+        raise (absent if hint is None else advised(absent, hint)) from error
+    return model
+
+
 def _listed(repository: str, revision: str | None = None) -> list[str]:
     """The files of a repository on the hub."""
     from huggingface_hub import HfApi, constants
@@ -240,8 +265,9 @@ def _not_fetched(error: Exception, name: str, repository: str) -> MemberError:
         )
         return advised(unknown, f"check the name at {page}; for a private one {log_in}")
     failed = MemberError(
-        f"{name} is not in the hub's cache {constants.HF_HUB_CACHE}, and cannot be fetched from "
-        f"{constants.ENDPOINT}{through_proxy(constants.ENDPOINT)}: {shown(error)}"
+        f"{name} is neither here nor in the hub's cache {constants.HF_HUB_CACHE}, and cannot be "
+        f"fetched from {constants.ENDPOINT}{through_proxy(constants.ENDPOINT)}: {shown(error)}",
+        kind="not_found" if isinstance(error, errors.OfflineModeIsEnabled) else "error",
     )
     ways = "HF_ENDPOINT names another hub, HF_HOME another place for the cache"
     return advised(failed, f"try again later; {ways}")
@@ -265,11 +291,11 @@ def cached(name: str) -> Path | None:
     return snapshot / parts[0] if parts and not _missing_parts(parts) else None
 
 
-def cached_file(repository: str, name: str) -> Path | None:
+def cached_file(repository: str, name: str, revision: str | None = None) -> Path | None:
     """A file of this repository in the hub's cache."""
     from huggingface_hub import try_to_load_from_cache
 
-    path = try_to_load_from_cache(repository, name)
+    path = try_to_load_from_cache(repository, name, revision=revision)
     return Path(path) if isinstance(path, str) else None
 
 

@@ -1,15 +1,12 @@
-"""Proxies, addresses and HTTP errors of servers, and models of a hub that cannot be reached."""
+"""Proxies, addresses and HTTP errors of servers."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from ..errors import MemberError, UsageError, advised
-from .chat_model.names import hint_for
-from .threads import shown
+from ..errors import UsageError, advised
 
 
 def through_proxy(url: str) -> str:
@@ -75,42 +72,3 @@ def to_reach(url: str) -> str:
     if through_proxy(url):
         start += f"; to bypass the proxy, set NO_PROXY={address.hostname}"
     return start
-
-
-def on_hub(model: str, revision: str | None, member: str) -> str:
-    """What transformers should load: ``model`` itself, or its folder in the hub's cache if the hub
-    cannot be reached.
-
-    Tries once. transformers would try six times for each file, which takes a minute without a
-    network.
-    """
-    from huggingface_hub import (
-        constants,
-        errors,
-        get_hf_file_metadata,
-        hf_hub_url,
-        try_to_load_from_cache,
-    )
-
-    try:
-        if not os.path.exists(model):
-            get_hf_file_metadata(hf_hub_url(model, "config.json", revision=revision))
-    except (errors.HFValidationError, errors.HfHubHTTPError):
-        pass  # transformers says what is wrong
-    except Exception as error:  # the HTTP client may raise anything
-        cached = try_to_load_from_cache(model, "config.json", revision=revision)
-        if isinstance(cached, str):
-            return os.path.dirname(cached)
-        if isinstance(error, errors.OfflineModeIsEnabled):
-            kind, why = "not_found", "HF_HUB_OFFLINE is set"
-        else:
-            hub = f"{constants.ENDPOINT}{through_proxy(constants.ENDPOINT)}"
-            kind, why = "error", f"the hub {hub} cannot be reached ({shown(error)})"
-        message = f"{model} is neither a local folder nor in the hub's cache, and {why}"
-        absent = MemberError(message, member=member, kind=kind)
-        hint = hint_for(model)
-        if hint is not None:
-            advised(absent, hint)
-        advice = "name a folder or a .gguf file, or make sure the hub can be reached"
-        raise advised(absent, advice) from error
-    return model

@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from ...errors import UsageError, advised
-from ..network import on_hub
+from ..hub import on_hub
 from ..text.templates import Template, end_of_turn, stop_ids
 from ..threads import SHOWN
 from .http import RefusedError
@@ -224,9 +224,7 @@ def local_tokenizer(source: Any) -> Any:
     if path.endswith(".gguf"):
         path, gguf = os.path.dirname(path) or ".", {"gguf_file": os.path.basename(path)}
     try:
-        return AutoTokenizer.from_pretrained(
-            on_hub(path, None, ""), trust_remote_code=False, **gguf
-        )
+        return AutoTokenizer.from_pretrained(on_hub(path, None), trust_remote_code=False, **gguf)
     except (OSError, ValueError) as error:
         unread = UsageError(
             f"no tokenizer can be read at {os.fspath(source)!r}: {str(error)[:SHOWN]}"

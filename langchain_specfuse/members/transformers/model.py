@@ -24,7 +24,6 @@ from ..chat_model.names import hint_for
 from ..files import config_length
 from ..local.cache import Cache
 from ..local.weights import Weights
-from ..network import on_hub
 from .cache import Forward, ModelCache, best_cache, is_out_of_memory
 from .lora import Adapter, Adapters
 from .source import Source
@@ -134,7 +133,7 @@ def in_memory(model: Any, tokenizer: Any) -> TransformersWeights:
 def _load(source: Source, member: str) -> TransformersWeights:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    folder = on_hub(source.located(), source.revision, member)
+    folder = hub.on_hub(source.located(), source.revision)
     common = source.common
     try:
         _refuse_adapter(folder, source)

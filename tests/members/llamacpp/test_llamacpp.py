@@ -125,19 +125,6 @@ def test_the_environment_chooses_the_number_of_threads(tiny_llama, monkeypatch):
         member.unload()
 
 
-@pytest.mark.parametrize(
-    ("name", "advice"),
-    [
-        ("threads", "OMP_NUM_THREADS"),
-        ("seed", "samples="),
-    ],
-)
-def test_an_argument_of_earlier_versions_says_what_to_do(name, advice):
-    with pytest.raises(UsageError, match=name) as refused:
-        LlamaCppMember("a.gguf", **{name: 1})
-    assert advice in refused.value.__notes__[0]
-
-
 # --- adapters -------------------------------------------------------------------------------------
 
 

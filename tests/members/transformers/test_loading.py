@@ -87,12 +87,11 @@ def test_typos_and_arguments_of_the_member_are_refused_in_model_kwargs(folder):
 @pytest.mark.parametrize(
     ("name", "advice"),
     [
-        ("seed", "samples="),
         ("revision", "model_kwargs={'revision': ...}"),
         ("trust_remote_code", "model_kwargs={'trust_remote_code': True}"),
     ],
 )
-def test_an_argument_of_earlier_versions_says_what_to_do(folder, name, advice):
+def test_an_argument_of_from_pretrained_says_where_it_belongs(folder, name, advice):
     with pytest.raises(UsageError, match=name) as caught:
         TransformersMember(folder, **{name: 1})
     assert advice in caught.value.__notes__[0]
@@ -186,8 +185,8 @@ def test_a_missing_folder_is_an_error(name):
 @pytest.mark.parametrize(
     ("answer", "kind", "message"),
     [
-        ("offline", "not_found", "nor in the hub's cache, and HF_HUB_OFFLINE is set"),
-        ("", "error", "nor in the hub's cache, and the hub http://127.0.0.1:.* cannot be reached"),
+        ("offline", "not_found", "nor in the hub's cache .*HF_HUB_OFFLINE"),
+        ("", "error", "nor in the hub's cache .*cannot be fetched from http://127.0.0.1:"),
         ("404 RepoNotFound", "not_found", "not a valid model identifier"),
         ("403 GatedRepo", "not_found", "a gated repo"),
         ("404 RevisionNotFound", "not_found", "main is not a valid git identifier"),
