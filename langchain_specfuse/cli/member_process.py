@@ -1,4 +1,4 @@
-"""A member in a process of its own, so that ``langchain-specfuse demo`` can kill it.
+"""A member in a process of its own, so that ``langchain-specfuse demo`` and tests can kill it.
 
 The process reads pickled calls from its standard input, and writes their results to its standard
 output. It ends when the input closes, however the process that started it ends.
@@ -130,20 +130,12 @@ def serve(calls: IO[bytes], replies: IO[bytes]) -> None:
         try:
             found = getattr(member, name)
             result = found(*arguments) if callable(found) else found
-        except Exception as failure:
-            error = _as_member_error(failure, member.name)
+        except MemberError as failure:
+            error = failure
+        except Exception as failure:  # another class, or its cause, may not be picklable
+            error = MemberError(f"{type(failure).__name__}: {failure}", member=member.name)
         pickle.dump((result, error), replies)
         replies.flush()
-
-
-def _as_member_error(error: Exception, member: str) -> MemberError:
-    """The error with its advice, but without its cause, which may not be picklable."""
-    if isinstance(error, MemberError):
-        return error
-    failure = MemberError(f"{type(error).__name__}: {error}", member=member)
-    for note in getattr(error, "__notes__", ()):
-        failure.add_note(note)
-    return failure
 
 
 if __name__ == "__main__":
