@@ -42,12 +42,8 @@ _IDS = count(1)
 class Adapter:
     """An adapter in memory, for as long as something refers to this object."""
 
-    id: int = field(default_factory=lambda: next(_IDS))
-
-    @property
-    def name(self) -> str:
-        """What peft calls it."""
-        return f"adapter{self.id}"
+    name: str = field(default_factory=lambda: f"adapter{next(_IDS)}")
+    """What peft calls it."""
 
 
 class Adapters:

@@ -1,4 +1,4 @@
-"""TransformersMember: any decoder-only causal LM that transformers loads, in this process.
+"""TransformersMember: a decoder-only causal LM that transformers loads, in this process.
 
 torch takes seconds to import, so this waits until the member loads. Wrong arguments are refused
 before that.
