@@ -77,12 +77,12 @@ class _Parser(argparse.ArgumentParser):
             return "use --members"
         if ours in flags:
             return f"use {ours}"
+        if near := difflib.get_close_matches(name, flags, n=1, cutoff=0.9):
+            return f"did you mean {near[0]}?"
         if key in Method.model_fields:
             return f"use --method {key}=VALUE"
         if key in Options.model_fields:
             return f"it is not a flag; in Python: SpecFuseChatModel({key}=...)"
-        if near := difflib.get_close_matches(name, flags, n=1, cutoff=0.75):
-            return f"did you mean {near[0]}?"
         return self._all_arguments()
 
     def _all_arguments(self) -> str:
