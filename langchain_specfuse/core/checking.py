@@ -42,6 +42,7 @@ SAMPLED = 0.7
 SHORT = 2
 """After a fault, drafts have this many tokens, and one more each time, up to half the usual length.
 Tokens after a fault are wasted, and a fault is often followed by another."""
+TEXT = ".text has what was streamed"
 TAIL = 200
 """A rejection has at most this many characters of the text before the draft."""
 SEARCHED = ("segment", "sentence", "line")
@@ -124,15 +125,13 @@ class Checking:
         self._tries = 0
         """The number of all attempts of this answer. Each has another seed."""
         self._furthest = 0
-        self._last_cut = 0
+        """How far the answer has been verified, or kept at a cut."""
         self._others_asked = False
         """Whether the members that had not been asked have been asked at this place."""
         self._only: tuple[str, ...] | None = None
         """The members that draft next; None for the usual ones."""
         self._length: int | None = None
         """The length of drafts after a fault."""
-        self._last: Fault | None = None
-        """The last fault of a whole answer."""
         # what the current round reports
         self.rejected: list[Rejection] = []
         self.refused: set[str] = set()
@@ -189,14 +188,9 @@ class Checking:
         """Ask the checks about these drafts. Returns an :class:`Outcome`."""
         if self.is_idle:
             return Outcome(answer, dict(drafts))
-        written = {
-            name: Continuation.of(answer, self._marks, draft, name)
-            for name, draft in drafts.items()
-        }
+        written = self._written(answer, drafts)
         faults = yield from self._faults(written)
-        for name in faults:
-            self.refused.add(name)
-            self._note(written[name], faults[name])
+        self.refused |= faults.keys()
         eligible = {name: drafts[name] for name in drafts if name not in faults}
         if eligible:
             return Outcome(answer, eligible)
@@ -206,15 +200,14 @@ class Checking:
         """Ask the checks about these whole answers. Returns the names of those that pass."""
         if self.is_idle or not drafts:
             return list(drafts)
-        written = {
+        faults = yield from self._faults(self._written(answer, drafts))
+        return [name for name in drafts if name not in faults]
+
+    def _written(self, answer: Answer, drafts: Mapping[str, Draft]) -> dict[str, Continuation]:
+        return {
             name: Continuation.of(answer, self._marks, draft, name)
             for name, draft in drafts.items()
         }
-        faults = yield from self._faults(written)
-        for name in faults:
-            self._note(written[name], faults[name])
-            self._last = faults[name]
-        return [name for name in drafts if name not in faults]
 
     def keep(self, name: str) -> None:
         """Mark that this member's answer is shown although a check refuses it."""
@@ -225,13 +218,14 @@ class Checking:
 
     def none_passed(self, answer: Answer, samples: int) -> CheckError:
         """The error if no whole answer has passed."""
-        assert self._last is not None
-        asked = f"{amount(samples, 'answer')} asked for"
-        return self._reported(
-            no_text_passed(
-                self._last, answer, asked, "raise samples=, add a member", "'end' or 'keep'"
-            )
+        last = self.rejected[-1]
+        error = no_text_passed(
+            last.check, last.reason, answer, f"{amount(samples, 'answer')} asked for"
         )
+        advised(
+            error, f"raise samples=, add a member, or choose on_failure='end' or 'keep'; {TEXT}"
+        )
+        return self._reported(error)
 
     def _reported(self, error: CheckError) -> CheckError:
         """Add the drafts that were refused in this round, which is never finished, to the error."""
@@ -239,7 +233,8 @@ class Checking:
         return error
 
     def _faults(self, written: Mapping[str, Continuation]) -> Steps:
-        """Ask about these drafts, all at once. Returns the first fault of each that fails."""
+        """Ask about these drafts, all at once. Returns the first fault of each that fails, and
+        reports it."""
         jobs: list[CheckJob] = []
         parts: dict[str, range] = {}
         same: dict[tuple[str, bool], str] = {}
@@ -257,6 +252,7 @@ class Checking:
             fault = _first_fault([(jobs[i], verdicts[i]) for i in parts[name]])
             if fault is not None:
                 faults[name] = fault
+                self._note(item, fault)
             else:
                 self._passed[name] = self._marks_after(item)
         self._count(jobs, verdicts)
@@ -368,14 +364,13 @@ class Checking:
         cuts: dict[str, int] = {}
         for name, item in written.items():
             cuts[name] = yield from self._cut_of(item, faults[name])
+            if cuts[name] < len(item.before.text):  # an earlier draft is at fault
+                self.refused.discard(name)
+                self.refused.add(self._writer_at(item, cuts[name]).author)
 
         def rank(name: str) -> tuple[int, bool, float]:
             return cuts[name], name == panel.lead, round(panel.weights.get(name, 0.0), 12)
 
-        for name, item in written.items():
-            if cuts[name] < len(item.before.text):  # an earlier draft is at fault
-                self.refused.discard(name)
-                self.refused.add(self._writer_at(item, cuts[name]).author)
         author = max(written, key=rank)
         item, fault, cut = written[author], faults[author], cuts[author]
         is_new = self._makes_progress(fault, cut, item.marks)
@@ -383,7 +378,7 @@ class Checking:
         if not is_new and self._attempts > self._settings.redrafts:
             if not self._ask_others(panel, written):
                 if self._settings.on_failure == "end":
-                    answer = self._before_cut(item, cut)
+                    answer, _ = self._kept(item, cut)
                 return (yield from self._give_up(answer, fault))
         elif not is_new:
             yield from self._exclude_more(item, cut, fault)
@@ -423,18 +418,15 @@ class Checking:
         return sorted({place for place in places if item.before.shown <= place < end})
 
     def _makes_progress(self, fault: Fault, cut: int, marks: Marks) -> bool:
-        """Whether the cut leaves more text than the last one. Otherwise it counts as an attempt."""
+        """Whether the cut leaves more text than any before. Otherwise it counts as an attempt."""
         verified = marks[fault.check.name]
-        farthest, last = max(self._furthest, verified), max(self._last_cut, verified)
-        if verified > self._furthest or cut > farthest:
+        is_new = cut > max(self._furthest, verified)
+        if is_new or verified > self._furthest:
             self._attempts = 0
             self._others_asked = False
-        # After text was withdrawn, a cut may add text again. But the attempts start anew only once
-        # a cut is farther than all others. Otherwise, two checks could withdraw text forever.
-        is_new = cut > last
         if not is_new:
             self._attempts += 1
-        self._furthest, self._last_cut = max(farthest, cut), cut
+        self._furthest = max(self._furthest, verified, cut)
         return is_new
 
     def _exclude(self, item: Continuation, cut: int, fault: Fault, panel: Panel) -> None:
@@ -502,22 +494,18 @@ class Checking:
     def _restart(self, item: Continuation, cut: int) -> Steps:
         """Continue from the cut: with the beginning of the draft if anything is left of it,
         otherwise with another draft."""
-        writer = self._writer_at(item, cut)
-        part = _part_of(writer.draft, cut - len(writer.before.text))
-        if self._only is None or item.author not in self._only:
-            redraft = self._redraft
-            if not self._others_asked and redraft is not None:
-                self._only = (redraft.author,)
-        if writer is not item:
-            return Outcome(self._withdrawn_to(item, writer, part))
+        redraft = self._redraft
+        assert redraft is not None
+        if not self._others_asked and (self._only is None or item.author not in self._only):
+            self._only = (redraft.author,)
+        answer, part = self._kept(item, cut)
         if not part.text:
-            return Outcome(item.before)
-        kept = Continuation.of(item.before, item.marks, part, item.author)
+            return Outcome(answer)
+        kept = Continuation.of(answer, item.marks, part, item.author)
         faults = yield from self._faults({item.author: kept})
         if faults:
             # another check refuses the beginning, for example because its last word is now known
-            self._note(kept, faults[item.author])
-            return Outcome(item.before)
+            return Outcome(answer)
         self.rejected = [
             replace(rejection, kept=len(part.text))
             if (rejection.member, rejection.text) == (item.author, item.draft.text)
@@ -525,7 +513,15 @@ class Checking:
             for rejection in self.rejected
         ]
         self._only = None
-        return Outcome(item.before, {item.author: part}, is_repaired=True)
+        return Outcome(answer, {item.author: part}, is_repaired=True)
+
+    def _kept(self, item: Continuation, cut: int) -> tuple[Answer, Draft]:
+        """The answer without the text from the cut on, and what is left of this draft."""
+        writer = self._writer_at(item, cut)
+        part = _part_of(writer.draft, cut - len(writer.before.text))
+        if writer is item:
+            return item.before, part
+        return self._withdrawn_to(item, writer, part), Draft("")
 
     def _withdrawn_to(self, item: Continuation, writer: Continuation, part: Draft) -> Answer:
         """The answer without the text from the cut on. The cut lies in an earlier draft."""
@@ -543,14 +539,6 @@ class Checking:
             self._held_back = self._held_back[:index]
         self._marks = marks
         return replace(answer, shown=shown, verified=shown, released="")
-
-    def _before_cut(self, item: Continuation, cut: int) -> Answer:
-        """The answer without the held back text from the cut on."""
-        writer = self._writer_at(item, cut)
-        if writer is item:
-            return item.before
-        part = _part_of(writer.draft, cut - len(writer.before.text))
-        return self._withdrawn_to(item, writer, part)
 
     def _writer_at(self, item: Continuation, cut: int) -> Continuation:
         """The draft that continues the answer at this place."""
@@ -580,7 +568,9 @@ class Checking:
             if no_writers is not None:
                 attempts = str(no_writers)
                 advice = "add a member that can take over, such as a .gguf file"
-            raise self._reported(no_text_passed(fault, answer, attempts, advice, "'end'"))
+            error = no_text_passed(fault.check.name, fault.reason, answer, attempts)
+            advised(error, f"{advice}, or choose on_failure='end'; {TEXT}")
+            raise self._reported(error)
         ended = replace(answer, finish="check", released="")
         jobs = []
         for check in self._checks:
@@ -685,19 +675,15 @@ def _part_of(draft: Draft, at: int) -> Draft:
     """The beginning of a draft, with its tokens where they are known."""
     if at >= len(draft.text):
         return draft if not draft.ended else replace(draft, ended=False, logprobs=None)
+    part = Draft(draft.text[:at], effort=draft.effort, thought=draft.thought)
     count = _tokens_before(draft, at)
     if count is None:
-        return replace(
-            draft, text=draft.text[:at], ended=False, tokens=(), logprobs=None, ends=None, others=()
-        )
+        return part
     return replace(
-        draft,
-        text=draft.text[:at],
-        ended=False,
+        part,
         tokens=draft.tokens[:count],
         logprobs=draft.logprobs and draft.logprobs[:count],
         ends=draft.ends and draft.ends[:count],
-        others=(),
     )
 
 
@@ -733,15 +719,11 @@ def broken_check(check: Check, verdict: Verdict, answer: Answer) -> CheckError:
     return advised(error, advice)
 
 
-def no_text_passed(
-    fault: Fault, answer: Answer, attempts: str, advice: str, others: str
-) -> CheckError:
-    """The error of an answer that no draft could continue. ``advice`` says what to do besides
-    ``on_failure=``, and ``others`` which values of it there are."""
-    error = CheckError(
-        f"no text passed the check {fault.check.name!r}: {fault.reason} ({attempts})",
+def no_text_passed(check: str, reason: str, answer: Answer, attempts: str) -> CheckError:
+    """The error of an answer that no draft could continue."""
+    return CheckError(
+        f"no text passed the check {check!r}: {reason} ({attempts})",
         text=answer.text[: answer.shown],
-        check=fault.check.name,
-        reason=fault.reason,
+        check=check,
+        reason=reason,
     )
-    return advised(error, f"{advice}, or choose on_failure={others}; .text has what was streamed")
