@@ -675,7 +675,7 @@ def _part_of(draft: Draft, at: int) -> Draft:
     """The beginning of a draft, with its tokens where they are known."""
     if at >= len(draft.text):
         return draft if not draft.ended else replace(draft, ended=False, logprobs=None)
-    part = Draft(draft.text[:at], effort=draft.effort, thought=draft.thought)
+    part = Draft(draft.text[:at], effort=draft.effort, thought=draft.thought, least=draft.least)
     count = _tokens_before(draft, at)
     if count is None:
         return part
