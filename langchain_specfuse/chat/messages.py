@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, overload
+from typing import Any
 
 from langchain_core.messages import (
     AIMessage,
@@ -345,51 +344,6 @@ def texts_of(turns: Sequence[Turn], tools: Sequence[Tool]) -> list[str]:
         calls = "".join(call.name + call.arguments for call in turn.calls)
         texts.append(turn.text + calls)
     return texts + [tool.name + tool.description + tool.parameters for tool in tools]
-
-
-class Copies(Sequence[BaseMessage]):
-    """Messages for code that may change them. Each is copied when it is first read, because a check
-    is called for every draft and may read only the last one.
-
-    >>> messages = [HumanMessage("Why?")]
-    >>> copies = Copies(messages)
-    >>> copies[0].content = "changed"
-    >>> copies[0].text, messages[0].text
-    ('changed', 'Why?')
-    """
-
-    def __init__(self, messages: Sequence[BaseMessage]) -> None:
-        self._messages = messages
-        self._copies: dict[int, BaseMessage] = {}
-
-    def __len__(self) -> int:
-        return len(self._messages)
-
-    @overload
-    def __getitem__(self, at: int) -> BaseMessage: ...
-
-    @overload
-    def __getitem__(self, at: slice) -> list[BaseMessage]: ...
-
-    def __getitem__(self, at: int | slice) -> BaseMessage | list[BaseMessage]:
-        places = range(len(self))[at]
-        if isinstance(places, range):
-            return [self[place] for place in places]
-        if places not in self._copies:
-            self._copies[places] = _copy(self._messages[places])
-        return self._copies[places]
-
-    def __repr__(self) -> str:
-        return repr(list(self))
-
-
-def _copy(message: BaseMessage) -> BaseMessage:
-    """A copy that shares only a tool's artifact, which may be large or impossible to copy."""
-    artifact = getattr(message, "artifact", None)
-    try:
-        return copy.deepcopy(message, {id(artifact): artifact})
-    except Exception:  # an object in ``additional_kwargs`` cannot be copied
-        return message.model_copy()
 
 
 def read_json(text: str | bytes) -> Any:

@@ -30,7 +30,7 @@ from .calibration import routing_for
 from .call_text import arguments_of, lone_call
 from .errors import loading_errors
 from .members import ensemble_for, id_of
-from .messages import Copies, turns_of
+from .messages import turns_of
 from .options import Call
 from .routing import Routing
 
@@ -180,7 +180,7 @@ class Question:
 
     def _context_of(self, config: Any, job: CheckJob) -> CheckContext:
         calls = [{"name": call.name, "args": arguments_of(call)} for call in job.calls]
-        return CheckContext(Copies(self.messages), job.draft, job.author, job.ended, calls, config)
+        return CheckContext(self.messages, job.draft, job.author, job.ended, calls, config)
 
     def _settings(self, referee: Referee) -> Settings:
         """The settings. Under a constraint, answers are compared by their meaning instead of their

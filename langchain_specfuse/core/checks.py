@@ -38,9 +38,7 @@ class CheckContext:
     """
 
     messages: Sequence[Any]
-    """The conversation, as LangChain messages. They are copies, so a check may change them without
-    effect on other checks or the caller. Only a tool's artifact, and the contents of a message that
-    cannot be copied, are shared."""
+    """The conversation, as LangChain messages. They are the caller's: do not change them."""
     draft: str
     """The new part at the end of the text: the draft, after text that was held back, if any."""
     author: str

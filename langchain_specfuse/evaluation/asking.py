@@ -7,7 +7,7 @@ import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 
-from ..chat.messages import Copies, messages_of
+from ..chat.messages import messages_of
 from ..core.checks import CheckContext, CheckJob
 from ..core.options import Settings
 from ..core.round import Round
@@ -34,6 +34,6 @@ def _checker_of(turns: Sequence[Turn], settings: Settings) -> Checker | None:
     messages = messages_of(turns)
 
     def context_of(job: CheckJob) -> CheckContext:
-        return CheckContext(Copies(messages), job.draft, job.author, job.ended)
+        return CheckContext(messages, job.draft, job.author, job.ended)
 
     return Checker(context_of, asyncio.get_running_loop())

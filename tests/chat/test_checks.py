@@ -1,6 +1,5 @@
 """The user's checks through the chat model: text, calls, objects and reasoning."""
 
-import copy
 import re
 from dataclasses import replace
 
@@ -9,7 +8,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis
 from hypothesis import strategies as st
 from langchain_core.language_models import FakeListChatModel
-from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.tools import tool
 from pydantic import BaseModel
 
@@ -276,33 +275,6 @@ def test_a_check_with_a_second_required_argument_gets_the_context():
     assert context.author == "m0"
     assert [message.text for message in context.messages] == ["Hello?"]
     assert context.config["metadata"]["user"] == "ann"
-
-
-def test_what_a_check_does_to_the_messages_changes_nothing_for_others():
-    seen = []
-
-    def rude(text, context):
-        context.messages[0].content = "changed"
-        context.messages[-1].content[0]["text"] = "changed"
-        context.messages[1].tool_calls[0]["args"]["city"] = "changed"
-        assert context.messages[0].text == "changed", "a check reads its own change"
-
-    def polite(text, context):
-        seen.append([*context.messages])
-
-    artifact = object()
-    call = {"name": "weather", "args": {"city": "Paris"}, "id": "c"}
-    messages = [
-        HumanMessage("Hello?"),
-        AIMessage("", tool_calls=[call]),
-        ToolMessage("Sunny", tool_call_id="c", artifact=artifact),
-        HumanMessage([{"type": "text", "text": "And?"}]),
-    ]
-    before = copy.deepcopy(messages[:2]) + messages[2:3] + copy.deepcopy(messages[3:])
-    llm_of(SAFE, checks=[rude, polite], segment_tokens=4).invoke(messages)
-    assert len(seen) > 1 and all(conversation == before for conversation in seen)
-    assert messages == before
-    assert seen[0][2].artifact is artifact, "an artifact may be large, or a connection"
 
 
 def test_messages_of_the_context_are_a_sequence():
