@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from langchain_core.caches import InMemoryCache
-from langchain_core.exceptions import ModelError, ModelTimeoutError
+from langchain_core.exceptions import ModelError, ModelRefusalError, ModelTimeoutError
 from langchain_core.language_models import BaseChatModel, FakeListChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage
 from langchain_core.messages.ai import UsageMetadata
@@ -948,9 +948,6 @@ def test_after_a_refusal_a_model_that_gives_no_reasons_is_believed_as_before(how
 
 
 def test_an_error_that_reports_a_refusal_is_a_refusal() -> None:
-    class ModelRefusalError(Exception):
-        pass
-
     for error in (ModelRefusalError(NO), coded(NO, "content_filter")):
         (reply,) = ChatModelMember(refuser(error), name="a").draft([draft_job()])
         assert isinstance(reply, Failure) and (reply.kind, reply.message) == ("refusal", NO)
