@@ -34,6 +34,12 @@ class TestUnit(ChatModelUnitTests):
     def chat_model_params(self) -> dict[str, Any]:
         return {"members": ["example/first-7b", "example/second-8b"]}
 
+    @pytest.mark.xfail(
+        reason="LangChain loads classes of its own list only, unless allowed_objects names others"
+    )
+    def test_serdes(self, model: BaseChatModel, snapshot: Any) -> None:
+        super().test_serdes(model, snapshot)
+
 
 class Answers(ChatModelIntegrationTests):
     """What every text model can do, whatever its members are."""
