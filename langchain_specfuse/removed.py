@@ -1,7 +1,7 @@
 """What earlier versions had and this one refuses: the one table that such refusals come from.
 
-Nothing here keeps an old name working. A row is one line that says what to do instead, and the row
-is deleted when nobody can still have the old thing in his code.
+Nothing here keeps an old name working. A row says in one line what to do instead. Delete it when no
+user's code can still have the old thing.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ REMOVED: Mapping[str, str] = {
     ),
     "a member as JSON": "make members in Python, and name them: --members FILE.py:NAME",
     'result="fuse"': "examples/fusion.py merges the answers of several models with LangChain alone",
-    "an `echo` server": (
-        "leave out tokenizer=: then it joins as a chat model; or pass one, "
+    "tokenizer= for a server other than vLLM and llama-server": (
+        "leave out tokenizer=: then the server joins as a chat model; or pass one, "
         "ChatOpenAI(base_url=..., model=...)"
     ),
     'trace="members"': "leave it out: each round's run has what every member drafted and scored",
     'trace="summary"': "leave it out: the default has the same metadata, and a run for each round",
-    "langchain-specfuse plan": "ask right away: a model that does not fit says so when it is "
-    "loaded; gpu=, memory= and tensor_parallel= of VllmMember choose its place",
+    "langchain-specfuse plan": "ask a question: if a model does not fit, an error says so; "
+    "gpu=, memory= and tensor_parallel= of VllmMember choose its place",
 }
 """What was removed -> what to do instead."""
 

@@ -2,19 +2,19 @@
 
 What llguidance accepts is enforced as it is, and anything else is refused before a model is asked.
 llguidance alone enforces 238 of the 240 schemas of ``tests/constraints/schemas.py``, and refuses
-the other two (``docs/log.md``). What is changed here, ordinary schemas need:
+the other two (``docs/log.md``). Ordinary schemas need the following changes:
 
-- an object that names its properties is closed unless its schema says otherwise: neither pydantic
-  nor LangChain say so, and small models keep inventing keys;
-- the tag of a ``discriminator`` is required, because pydantic reads it also where it has a default.
-  The tag tells the alternatives apart, so ``oneOf`` means ``anyOf``, and llguidance, which refuses
-  recursive ``oneOf``, need not compare them;
+- an object that names its properties is closed unless its schema says otherwise, because small
+  models keep inventing keys, and neither pydantic nor LangChain closes objects;
+- the tag of a ``discriminator`` is required, because pydantic needs it even if it has a default. As
+  the tag tells the alternatives apart, ``oneOf`` becomes ``anyOf``: llguidance refuses recursive
+  ``oneOf``;
 - a ``format`` that llguidance does not know is left out: it describes the content of a string
   (pydantic's ``Path`` and ``SecretStr``) or the storage of a number;
 - an alternative whose pattern looks ahead is left out if others remain: the ``Decimal`` of pydantic
   2.12 and 2.13 is a number, or a text with such a pattern;
-- ``uniqueItems: false``, and ``propertyNames`` that only says that names are texts (zod), are left
-  out, because they say nothing, and llguidance refuses the words.
+- ``uniqueItems: false``, and a ``propertyNames`` that only says that names are texts (zod), are
+  left out, because they exclude nothing, and llguidance refuses these keywords.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ MOST_PATTERNS = 100
 for 300."""
 MOST_NESTED = 200
 """llguidance 1.9 overflows its stack, which ends the process, if references lead through 1,000
-objects in each other."""
+nested objects."""
 SIMPLER = "use a simpler schema, or a chat model that has structured output of its own"
 
 
@@ -124,7 +124,7 @@ class _Preparation:
             self._require_tag(words)
 
     def depth(self, schema: Any) -> int:
-        """How many schemas are in each other at most, also through references."""
+        """How deep the schemas are nested at most, also through references."""
         if not isinstance(schema, dict):
             return 0
         if id(schema) not in self._depths:

@@ -255,7 +255,7 @@ class _Background:
 
 
 class _TimeLimits:
-    """Ends the waiting for functions that take too long, from one thread."""
+    """Stops waiting for functions that take too long, in one thread for all of them."""
 
     def __init__(self) -> None:
         self._news = threading.Condition()

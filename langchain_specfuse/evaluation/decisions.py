@@ -1,4 +1,4 @@
-"""Fits how members decide to labelled examples: a bias per label and a temperature for each member.
+"""Fits members' decisions to labelled examples: a bias per label and a temperature for each member.
 Measures how good their probabilities are before and after.
 
 Figures after the fit are cross-validated: each example is predicted by a fit to other examples.

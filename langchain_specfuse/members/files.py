@@ -153,7 +153,7 @@ def gguf_length(meta: Callable[[str], Any]) -> int | None:
 
 
 def gguf_on_disk(model: str) -> Path | None:
-    """The GGUF file that this names, if it is on this disk: a file, ``hf:...``."""
+    """The GGUF file that this names, if it is on this disk: a path, or a name with ``hf:``."""
     if hub.is_hub_name(model):
         return hub.cached(model)
     return Path(model).expanduser() if model.lower().endswith(".gguf") else None

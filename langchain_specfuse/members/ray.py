@@ -145,8 +145,8 @@ class RayMember:
         self._start_unloaded()
 
     def _ask(self, method: str, *arguments: Any) -> Any:
-        """What the hosted member returns. If its process dies, Ray starts another one, which is
-        asked the same."""
+        """What the hosted member returns. If its process dies, Ray starts another one, and
+        the request is sent again."""
         ray, reason = _ray(), ""
         for _ in range(ATTEMPTS):
             self.start_loading()

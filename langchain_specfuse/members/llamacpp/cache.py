@@ -56,7 +56,7 @@ STEADY = 0.001
 """Logits count as equal if they differ by at most this part of their spread. With weights in blocks
 of 256, they differ by several percent."""
 TILE = 8
-"""Kernels for several tokens compute at most so many at a time, and the rest one by one."""
+"""Kernels for several tokens compute at most this many at a time, and the rest one by one."""
 
 
 class NoRoomError(MemoryError):
@@ -95,7 +95,7 @@ class LlamaCppCache(Cache):
         """The numbers of unused sequences."""
         self.token_bytes = 1
         self._widest = NARROW
-        """At most so many tokens are read in a pass."""
+        """At most this many tokens are read in a pass."""
         self._open(CELLS)
         self._find_kind()
         if not self._is_steady():
@@ -121,7 +121,7 @@ class LlamaCppCache(Cache):
         raise advised(error, "load the original weights: TransformersMember(...)")
 
     def _is_steady(self) -> bool:
-        """Whether a token has the same logits, whether it is read alone or with others."""
+        """Whether a token has the same logits if it is read alone and if it is read with others."""
         ids = self.weights.trial_tokens[:TILE]
         alone, together = self.blank(), self.blank()
         try:

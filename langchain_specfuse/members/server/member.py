@@ -257,7 +257,7 @@ class ServerMember(ConcurrentMember):
             session.check()
             return self._probe_tokens(session)
         if self.tokenizer is not None:
-            raise removed("an `echo` server")
+            raise removed("tokenizer= for a server other than vLLM and llama-server")
         if listed or is_ollama(client):
             return self._probe_chat(client, model, owner)
         unknown = MemberError(

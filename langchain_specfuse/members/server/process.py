@@ -39,8 +39,8 @@ if os.getppid() == int(sys.argv[1]):  # otherwise it has ended already
     except OSError as error:
         sys.exit(f"{sys.argv[2]}: {error}")
 """
-"""Becomes a command that gets SIGTERM when the thread that started it ends. A program of its own
-asks for that, because no Python code can run safely between fork and exec of a threaded process."""
+"""A program that asks Linux for SIGTERM when the thread that started it ends, and then becomes the
+server's command. Python code could not ask safely between fork and exec of a threaded process."""
 _RUNNING: set[ServerProcess] = set()
 
 

@@ -56,7 +56,7 @@ _RESERVED = {
 """Flags that the member sets itself, and what to do instead. One that ends with ``_`` stands for
 all that begin like this."""
 LEAST_BYTES = 1e6
-"""Fewer bytes of memory are a mistake: gigabytes were meant, probably."""
+"""Fewer bytes of memory are a mistake: the user probably meant gigabytes."""
 
 
 @dataclass(frozen=True, slots=True)

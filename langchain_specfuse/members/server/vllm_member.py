@@ -75,7 +75,8 @@ class VllmMember(ServerMember):
         The interpreter of the environment that has vLLM. Without it: this interpreter or, if there
         is no vLLM, that of ``$SPECFUSE_VLLM_PYTHON``.
     ``gpu``
-        The number of the GPU, or a list of numbers. Without it, member i runs on GPU i mod n.
+        The number of the GPU, or a list of numbers. Without it, member i runs on GPU i mod n, where
+        n is the number of GPUs.
     ``memory``
         The memory on each of its GPUs, in bytes or, up to 1, as a part of the whole. Without it, an
         equal share of what is free there. On a CPU it is the memory for keys and values (default: 2

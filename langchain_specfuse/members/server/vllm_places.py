@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("langchain_specfuse")
 
 CONTEXT_BYTES = 2**29
-"""The CUDA context of a process and the kernels that it loads. vLLM creates
-it before it measures the free memory."""
+"""What the CUDA context of a process and its kernels take before vLLM measures the free memory."""
 USABLE = 0.92
 """All members together take at most this part of a GPU, which is vLLM's own default for one."""
 CPU_CACHE = "VLLM_CPU_KVCACHE_SPACE"
@@ -68,10 +67,10 @@ class Gpu:
 def places_of(
     servers: Sequence[VllmServer], first: int = 0
 ) -> dict[VllmServer, Place | BaseException]:
-    """The place of each of these servers, which start together: for one that has run, where it ran.
-    For one that cannot be placed, the error.
+    """The place of each of these servers, which start together, or the error of one that cannot be
+    placed. A server that has run before keeps its place.
 
-    ``first``: how many GPUs servers were given that run already.
+    ``first``: how many GPUs were given to servers that already run.
     """
     known = gpus()
     places: dict[VllmServer, Place | BaseException] = {}
@@ -185,9 +184,9 @@ def _refuse_many(source: VllmSource, count: int, known: Sequence[Gpu]) -> None:
 
 
 def _part(server: VllmServer, gpu: Gpu, chosen: Mapping[VllmServer, Sequence[Gpu]]) -> float:
-    """The part of this GPU's memory that the server gets: what its user chose, or as much as every
-    other server there whose user chose nothing. It is rounded down, because vLLM refuses a part
-    that is larger than what is free."""
+    """The part of this GPU's memory that the server gets: what its user chose, or else an
+    equal share of the rest, rounded down, because vLLM refuses a part that is larger than what is
+    free."""
     memory = server.source.memory
     if memory is not None:
         return _chosen_bytes(memory, gpu) / gpu.total_bytes

@@ -39,8 +39,7 @@ log = logging.getLogger("langchain_specfuse")
 LOOKS_S = 0.2
 """How often it looks whether a server is ready."""
 TELLS_S, TELLS_AGAIN_S = 5.0, 20.0
-"""How often the log says what a server that starts is doing, and how often if that is nothing
-new."""
+"""How often the log says what a starting server is doing, and how often if nothing has changed."""
 QUIET_S = 1800.0
 """A server that starts is ended if it writes nothing for so long. vLLM writes nothing while it
 downloads a file of weights."""
@@ -352,7 +351,7 @@ def _has_failed(starting: Future[None]) -> bool:
 
 
 def _gpus_taken() -> int:
-    """How many GPUs servers were given that have started."""
+    """How many GPUs were given to servers that have started."""
     with _LOCK:
         return sum(len(server.place.gpus) for server in _SERVERS.values() if server.place)
 

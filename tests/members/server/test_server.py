@@ -187,7 +187,8 @@ def test_shifted_scores_are_detected(serve: Serve) -> None:
 
 def test_any_other_server_joins_as_a_chat_model_only(serve: Serve) -> None:
     _, member = serve("other")
-    with pytest.raises(UsageError, match="an `echo` server is no longer supported") as caught:
+    refused = "tokenizer= for a server other than vLLM and llama-server is no longer supported"
+    with pytest.raises(UsageError, match=refused) as caught:
         member.probe()
     (note,) = caught.value.__notes__
     assert "leave out tokenizer=" in note and "ChatOpenAI(base_url=..., model=...)" in note
