@@ -102,8 +102,8 @@ class SpecFuseChatModel(Options, BaseChatModel):
     _held: Ensemble | None = PrivateAttr(default=None)
     """Keeps the ensemble of member objects alive between questions."""
     _checks_calls: bool = PrivateAttr(default=True)
-    """Whether finished calls are checked if the grammar leaves out a part of their schema. An
-    endpoint does not check them: a schema from a stranger can make a check run forever."""
+    """Whether finished calls are checked against their schema. An endpoint does not check them: a
+    schema from a stranger can make a check run forever."""
 
     def __init__(self, **fields: Any) -> None:
         profile = fields.get("profile")

@@ -134,7 +134,9 @@ class Call(Options):
         description="whether the answer may be several calls; None: if no call is forced",
     )
     strict: Flag | None = Field(
-        default=None, description="refuse a schema of which a grammar cannot express every part"
+        default=None,
+        description="passed on to LangChain's reading of tools and schemas. Grammars enforce "
+        "schemas with and without it",
     )
     response_format: Any = Field(
         default=None,

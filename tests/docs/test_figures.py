@@ -13,7 +13,7 @@ import pytest
 
 from .blocks import ROOT
 
-SCRIPTED, REAL = ("endpoint", "tracing"), ("engines", "failover", "prefix", "served", "threads")
+SCRIPTED, REAL = ("endpoint", "tracing"), ("engines", "failover", "prefix", "served")
 
 
 def test_examples_in_docstrings_hold(build, monkeypatch):
