@@ -114,7 +114,8 @@ class Member(Protocol):
 
 @runtime_checkable
 class BatchGroup(Protocol):
-    """Members that share one copy of the weights and can therefore share a batch.
+    """Members that share one copy of the weights, with the same adapter or none, and so can share a
+    batch.
 
     Such a member has an attribute ``batch_group``, the same object for all of them. Replies are
     those that each member would have given alone. The group may have a ``last_sign``, as a member

@@ -2,7 +2,7 @@
 
 :meth:`JobQueue.take` forms a batch from the oldest job in the queue and every other job that
 :func:`can_share_batch` allows with it: jobs of the same kind and with the same time limit, for the
-same member or for members that share weights. The worker does not wait for a batch to fill: the
+same member or for members that share a cache. The worker does not wait for a batch to fill: the
 jobs that arrive while one batch runs form the next. The member decides how many jobs of a batch go
 into one forward pass.
 
