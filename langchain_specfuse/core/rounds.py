@@ -464,11 +464,6 @@ class Budget:
         self.used = sum(efforts, self.used)
 
     @property
-    def calls_left(self) -> float:
-        """How many more requests may be started."""
-        return math.inf if self.max_calls is None else self.max_calls - self.used.requests
-
-    @property
     def is_spent(self) -> bool:
         """Whether no new request may be started."""
         if self.max_calls is not None and self.used.requests >= self.max_calls:
