@@ -50,7 +50,8 @@ for 300."""
 MOST_NESTED = 200
 """llguidance 1.9 overflows its stack, which ends the process, if references lead through 1,000
 nested objects."""
-SIMPLER = "use a simpler schema, or a chat model that has structured output of its own"
+OTHER = "use a chat model that has structured output of its own"
+SIMPLER = f"use a simpler schema; or {OTHER}"
 
 
 def prepared(schema: Any, where: str, error_of: Callable[[Any], str]) -> dict[str, Any]:
@@ -87,7 +88,8 @@ def _refusal(schema: Any, where: str, error: str) -> UsageError:
     word = named[1]
     path = next((path for path, words in _schemas(schema, where) if word in words), where)
     message = f"{path}.{word} is not supported: a grammar cannot express it"
-    return advised(UsageError(message), SIMPLER)
+    advice = f"write the schema without {word}, and check the value yourself; or {OTHER}"
+    return advised(UsageError(message), advice)
 
 
 def _refuse_large(schema: Any, where: str) -> None:
