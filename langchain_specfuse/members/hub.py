@@ -299,11 +299,6 @@ def cached_file(repository: str, name: str, revision: str | None = None) -> Path
     return Path(path) if isinstance(path, str) else None
 
 
-def downloads(repository: str) -> Path:
-    """The folder of the hub's cache into which files of this repository are fetched."""
-    return _folder(repository) / "blobs"
-
-
 def _folder(repository: str) -> Path:
     from huggingface_hub import constants
 
