@@ -40,7 +40,6 @@ BRACKETS = CallFormat("[CALL]", "", "")
 FOREIGN = CallFormat("<｜呼叫｜>", "</呼叫>", "", "函数", "参数")
 FORMATS = [HERMES, BARE, BRACKETS, FOREIGN]
 ADD = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
-FIND = '<tool_call>\n{"name": "find", "arguments": {"q": "</tool_call> \\"}"}}\n</tool_call>'
 
 
 def calls(form: CallFormat = HERMES, parallel: bool = True) -> Constraint:

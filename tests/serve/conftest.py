@@ -12,7 +12,7 @@ from typing import Any
 import httpx2
 import pytest
 from chat.conftest import BLUE, WIDE, until
-from openai import AsyncOpenAI, OpenAI
+from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
 from langchain_specfuse import ScriptedMember, SpecFuseChatModel
@@ -54,9 +54,6 @@ class Endpoint:
         return OpenAI(
             base_url=f"{self.url}/v1", api_key="none", max_retries=0, http_client=self.http()
         )
-
-    def aclient(self) -> AsyncOpenAI:
-        return AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
 
     def get(self, path: str, **options: Any) -> httpx2.Response:
         return httpx2.get(self.url + path, timeout=60, **options)

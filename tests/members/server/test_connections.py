@@ -42,24 +42,6 @@ def served(server: FakeServer) -> Iterator[ServerMember]:
     member.unload()
 
 
-def delay(server: FakeServer) -> tuple[threading.Event, threading.Event, list[str]]:
-    """Let the next request for a draft wait. Returns when it has arrived, when it may be answered,
-    and the requests from then on."""
-    arrived, go, sent = threading.Event(), threading.Event(), list[str]()
-
-    def delayed(reply: Any) -> Any:
-        arrived.set()
-        go.wait(LONG_S)
-        return reply
-
-    def fault(path: str, _: int) -> Any:
-        sent.append(path)
-        return delayed if path == "/v1/completions" else None
-
-    server.fault = fault
-    return arrived, go, sent
-
-
 def reply_of(member: ServerMember, job: DraftJob) -> Any:
     return member.draft([job])[0]
 

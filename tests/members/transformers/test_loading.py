@@ -5,7 +5,6 @@ import pickle
 import shutil
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,7 +19,6 @@ from langchain_specfuse.members.transformers.member import TransformersMember
 from .. import tiny
 from ..tiny import NEAR
 
-ROOT = Path(__file__).parents[3]
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
