@@ -14,6 +14,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts" / "docs")]
 
+# The endpoint needs fastapi, which cannot define its models any more once autodoc has shown classes
+# of pydantic (Sphinx 9.0, pydantic 2.14).
+import fastapi  # noqa: E402, F401
 import site_hooks  # noqa: E402
 
 from langchain_specfuse import __version__  # noqa: E402
