@@ -1263,7 +1263,7 @@ def test_only_names_with_a_provider_become_chat_models() -> None:
 def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(UsageError, match="has no provider 'opnai'") as name_error:
         ensemble_for(["opnai:gpt-4.1"])
-    assert "did you mean 'openai:gpt-4.1'" in name_error.value.__notes__[0]
+    assert name_error.value.__notes__ == ["-> did you mean 'openai'?"]
     with pytest.raises(UsageError, match="a member is") as class_error:
         checked_member(FakeListChatModel)
     assert "make an object of it, FakeListChatModel(...)" in class_error.value.__notes__[0]
