@@ -89,8 +89,6 @@ class LlamaCppCache(Cache):
         """Frees the context."""
         self._cells = self._buried = 0
         """How many tokens fit, and how many lie in the graveyard."""
-        self._used = 0
-        """An upper bound for the cells that have been used since all were free."""
         self._free = list(range(GRAVEYARD))
         """The numbers of unused sequences."""
         self.token_bytes = 1
@@ -157,7 +155,7 @@ class LlamaCppCache(Cache):
         self._close.atexit = False  # another thread may still be reading
         self._memory = lib.llama_get_memory(self._context)
         self._cells = cells
-        self._buried = self._used = 0
+        self._buried = 0
         if self.adapter is not None:
             self._apply(self.adapter)
 
@@ -196,7 +194,7 @@ class LlamaCppCache(Cache):
         if len(self._free) == GRAVEYARD:
             # Nothing is held, so the pool is filled from its first cell again.
             self._lib.llama_memory_seq_rm(self._memory, GRAVEYARD, -1, -1)
-            self._buried = self._used = 0
+            self._buried = 0
 
     def _empty(self, strand: Strand) -> None:
         self._bury(strand, 0)
@@ -273,7 +271,6 @@ class LlamaCppCache(Cache):
                 self._context, state, len(state), strand.state
             ):
                 strand.cut(0)  # it is read again
-            self._used += len(strand.ids)
 
     def _state_of(self, strand: Strand) -> Any:
         size = self.bytes_of(strand)
@@ -341,7 +338,6 @@ class LlamaCppCache(Cache):
             # what is cached of these queries is dropped
             raise RuntimeError(f"llama.cpp failed with code {code}")
         self.tokens_read += len(tokens)
-        self._used += len(tokens)
         if not any(has_row):
             return []
         shape = (sum(has_row), self.weights.vocabulary_size)
