@@ -238,7 +238,7 @@ def load_early(source: GgufSource) -> Future[GgufWeights]:
     def run() -> None:
         try:
             future.set_result(load(source))
-        except BaseException as error:
+        except BaseException as error:  # handed to whoever waits for the weights
             future.set_exception(error)
 
     threading.Thread(target=run, name="specfuse-weights", daemon=True).start()
