@@ -113,7 +113,7 @@ class Cache(ABC):
         """Note that a member was unloaded. Prefixes stay while another member can use them."""
         self.members.discard(member)
         if not self.members:
-            self.clear()
+            self.drop_prefixes()
 
     # --- what an engine implements ----------------------------------------------------------------
 

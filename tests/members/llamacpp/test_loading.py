@@ -11,10 +11,13 @@ from unittest.mock import Mock
 import pytest
 
 from langchain_specfuse import MemberError, SpecFuseChatModel, UsageError
+from langchain_specfuse.core.values import DraftJob, Sampling
 from langchain_specfuse.demo import SMOLLM2, file_of
 from langchain_specfuse.engine.worker import IDLE_S
 from langchain_specfuse.members.llamacpp import cache
 from langchain_specfuse.members.llamacpp.member import LlamaCppMember
+
+from .. import tiny
 
 
 @pytest.fixture
@@ -63,6 +66,23 @@ def test_a_load_that_began_early_fails_like_any_other(tmp_path):
             member.probe()
         messages.append(str(error.value))
     assert len(set(messages)) == 1
+
+
+def test_unloading_a_member_that_drafts_does_not_free_what_it_computes_with(file, monkeypatch):
+    member = LlamaCppMember(file, n_gpu_layers=0)
+    member.probe()
+    used, decode, contexts = member.cache, member.cache._lib.llama_decode, []
+
+    def unload_meanwhile(context, batch):
+        if len(contexts) == 2:
+            member.unload()
+        contexts.append(used._context)
+        return decode(context, batch) if used._context else 1
+
+    monkeypatch.setattr(used._lib, "llama_decode", unload_meanwhile)
+    job = DraftJob(tiny.query("Hello", id="q"), (), 5, 9, Sampling())
+    tiny.reply_of(member, job)
+    assert member.batch_group is None and len(contexts) > 2 and all(contexts)
 
 
 def test_unloaded_weights_are_freed_before_the_worker_has_other_work(file):
