@@ -55,6 +55,8 @@ _WANTED: dict[VllmServer, None] = {}
 """Servers that are placed next."""
 _PLACING = threading.Lock()
 """Held while servers are placed, and until those on GPUs have loaded."""
+_ENDING: list[ServerProcess] = []
+"""Servers that were asked to end. Until they have, they keep their memory."""
 _TURNS: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
 """GPU -> held while a server starts there."""
 
@@ -107,6 +109,7 @@ class VllmServer:
             process.stop()
         else:
             process.terminate()
+            _ENDING.append(process)
 
     def want(self) -> None:
         """Have the server placed with the next ones, unless it runs."""
@@ -363,6 +366,8 @@ def _start_all(starts: Mapping[VllmServer, Future[None]]) -> None:
     with _PLACING:
         places: Mapping[VllmServer, Place | BaseException]
         try:
+            while _ENDING:
+                _ENDING.pop().stop()
             places = places_of(list(starts), _gpus_taken())
         except BaseException as error:  # whoever waits for the starts gets it
             places = dict.fromkeys(starts, error)

@@ -25,7 +25,7 @@ import pytest
 from langchain_specfuse import Method, SpecFuseChatModel, VllmMember, unload
 from langchain_specfuse.core.values import Draft, DraftJob, Sampling
 from langchain_specfuse.errors import MemberError, UsageError
-from langchain_specfuse.members.server import vllm_server
+from langchain_specfuse.members.server import process, vllm_server
 
 from .. import lora, tiny
 from ..fake_server import INST_END, FakeServer
@@ -150,6 +150,30 @@ def test_a_member_that_nobody_holds_leaves_no_server_and_no_zombie(
     gc.collect()
     until(lambda: not psutil.pid_exists(starts()[0]["pids"][0]))
     until(lambda: are_gone(starts()[0]["pids"]))
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # its connections are not closed
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_server_is_placed_when_those_that_end_have_given_their_memory_back(
+    folder: str, starts: Starts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member = VllmMember(folder)
+    member.probe()
+    monkeypatch.setattr(process, "TERMINATE_S", 0.1)
+    monkeypatch.setattr(process.ServerProcess, "terminate", lambda _: None)  # it ends slowly
+    places_of, gone = vllm_server.places_of, []
+
+    def placed(*arguments: Any) -> Any:
+        gone.append(are_gone(starts()[0]["pids"]))
+        return places_of(*arguments)
+
+    monkeypatch.setattr(vllm_server, "places_of", placed)
+    del member
+    gc.collect()
+    later = VllmMember(folder)
+    later.probe()
+    assert gone == [True]
+    later.unload()
 
 
 def test_an_adapter_that_comes_later_is_loaded_by_the_running_server(
