@@ -264,11 +264,14 @@ def _not_fetched(error: Exception, name: str, repository: str) -> MemberError:
             kind="not_found",
         )
         return advised(unknown, f"check the name at {page}; for a private one {log_in}")
+    is_offline = isinstance(error, errors.OfflineModeIsEnabled)
     failed = MemberError(
         f"{name} is neither here nor in the hub's cache {constants.HF_HUB_CACHE}, and cannot be "
         f"fetched from {constants.ENDPOINT}{through_proxy(constants.ENDPOINT)}: {shown(error)}",
-        kind="not_found" if isinstance(error, errors.OfflineModeIsEnabled) else "error",
+        kind="not_found" if is_offline else "error",
     )
+    if is_offline:
+        return advised(failed, "unset HF_HUB_OFFLINE, or name a file or a folder on this disk")
     ways = "HF_ENDPOINT names another hub, HF_HOME another place for the cache"
     return advised(failed, f"try again later; {ways}")
 

@@ -225,8 +225,9 @@ def test_a_gated_model_needs_the_licence_and_a_token(served, monkeypatch):
 
 def test_offline_the_error_says_so(served, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    error, _ = refused(NAME)
+    error, advice = refused(NAME)
     assert "HF_HUB_OFFLINE" in str(error) and NAME in str(error) and served.asked == []
+    assert "unset HF_HUB_OFFLINE" in advice
 
 
 @pytest.mark.parametrize("fault", ["silent", "broken", "stopped"])
