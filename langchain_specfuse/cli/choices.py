@@ -268,7 +268,7 @@ def _named(texts: Iterable[str]) -> list[Any]:
     for text in texts:
         path, _, name = text.rpartition(":")
         if path.endswith(".py"):
-            found, _source = named_in_file(path, name, "members")
+            found, _source = named_in_file(path, name, "member")
             made = found() if inspect.isfunction(found) else found
             members += made if isinstance(made, list | tuple) else [made]
         elif _MEANT_AS_MEMBER.match(text):
