@@ -36,14 +36,11 @@ CODES = (
 )
 _MEANT_AS_MEMBER = re.compile(r"""\s*\{\s*["']?model["']?\s*:""")
 """The beginning of a member as JSON, which earlier versions took."""
-ANSWER = (
-    *("segment_tokens", "max_tokens", "temperature", "top_p", "seed", "member_timeout"),
-    "on_failure",
-)
+ANSWER = ("segment_tokens", "max_tokens", "temperature", "top_p", "seed", "member_timeout")
 """Fields of ``Settings`` that every command has as flags."""
 WHOLE = ("segment", "result", "samples")
 """Fields of ``Settings`` about whole answers. ``eval`` and ``doctor`` choose them themselves."""
-METAVARS = {"segment": "WHAT", "result": "HOW", "on_failure": "WHAT"}
+METAVARS = {"segment": "WHAT", "result": "HOW"}
 """The placeholder in the help for the value of a flag that is neither a number nor seconds."""
 
 

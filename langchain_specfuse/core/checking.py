@@ -42,9 +42,12 @@ SAMPLED = 0.7
 SHORT = 2
 """After a fault, drafts have this many tokens, and one more each time, up to half the usual length.
 Tokens after a fault are wasted, and a fault is often followed by another."""
+MANY = 8
+"""If a check refuses at least this many words and passes none, the answer ends."""
 TEXT = ".text has what was streamed"
 TAIL = 200
 """A rejection has at most this many characters of the text before the draft."""
+SENTENCE_ENDS = frozenset(".!?。！？")
 SEARCHED = ("segment", "sentence", "line")
 """Checks at these places run on the beginnings of a draft, to find its fault."""
 SEED_STEP = 7919
@@ -380,8 +383,10 @@ class Checking:
                 if self._settings.on_failure == "end":
                     answer, _ = self._kept(item, cut)
                 return (yield from self._give_up(answer, fault))
-        elif not is_new:
-            yield from self._exclude_more(item, cut, fault)
+        elif not is_new and (yield from self._exclude_more(item, cut, fault)):
+            ended = yield from self._ended(item, cut, fault)
+            if ended is not None:
+                return ended
         return (yield from self._restart(item, cut))
 
     def _cut_of(self, item: Continuation, fault: Fault) -> Steps:
@@ -448,30 +453,78 @@ class Checking:
         self._length = SHORT if fault.check.at in SEARCHED else None
 
     def _exclude_more(self, item: Continuation, cut: int, fault: Fault) -> Steps:
-        """Exclude the other first tokens that the check refuses too. They are known from the reply
-        to a job that excluded some, so no model computes anything. Only another word may take the
-        place of a refused word."""
+        """Exclude all other first tokens that the check refuses too. They are known from the reply
+        to a job that excluded some, so no model computes anything. Returns whether the check
+        refuses every word."""
         # the fault may show only once another draft has completed a word that was held back
         redraft, writer = self._redraft, self._writer_at(item, cut)
-        before, others = writer.before.text, writer.draft.others
-        is_here = len(before) == cut
+        others = writer.draft.others
+        is_here = len(writer.before.text) == cut
         if redraft is None or not others or not is_here or not _is_plain(fault.check.function):
-            return
+            return False
+        before = writer.before.text
         jobs = [
             CheckJob(fault.check, before + text, text, writer.author, ended=False)
             for _, text in others
         ]
         verdicts = yield from self._asked(jobs, item.before)
-        passing = {
-            token: text
-            for (token, text), verdict in zip(others, verdicts, strict=True)
-            if verdict.reason is None
-        }
-        words = {token for token, text in passing.items() if _begins_word(text, before)}
-        refused_text = item.after.text[cut : fault.place]
-        kept = words if refused_text.strip()[:1].isalnum() else passing.keys()
+        pairs = list(zip(others, verdicts, strict=True))
+        all_others = {token for token, _ in others}
+        refused = {token for (token, _), verdict in pairs if verdict.reason is not None}
+        words = {token: text for token, text in others if _begins_word(text, before)}
+        ends = {token for token, text in others if text.strip() in SENTENCE_ENDS} - refused
         excluded = redraft.excluded.setdefault(writer.author, set())
-        excluded |= {token for token, _ in others} - kept
+        refused_text = item.after.text[cut : fault.place]
+        same_word = [
+            token
+            for token, text in words.items()
+            if token not in refused and refused_text.lower().startswith(text)
+        ]
+        if same_word:
+            excluded |= all_others - set(same_word)  # the same word in small letters
+            return False
+        if len(words) < MANY or not words.keys() <= refused:
+            excluded |= refused
+            if refused_text.strip()[:1].isalnum():
+                excluded |= all_others - words.keys()  # a word replaces a word or a number
+            return False
+        spelled_otherwise = [
+            CheckJob(fault.check, before + text.lower(), text, writer.author, ended=False)
+            for text in words.values()
+        ]
+        verdicts = yield from self._asked(spelled_otherwise, item.before)
+        if any(verdict.reason is None for verdict in verdicts):
+            excluded |= all_others  # words may follow, but less probable ones
+            return False
+        if ends and before[-1:].isalnum():
+            excluded |= all_others - ends  # the sentence may still get its full stop
+            return False
+        excluded |= refused
+        return True
+
+    def _ended(self, item: Continuation, cut: int, fault: Fault) -> Steps:
+        """End the answer, for a check that refuses every further word, such as ``max_words``: after
+        the last sentence or line if the check runs there, otherwise at the cut. Returns None if the
+        answer may not end there."""
+        places = [cut]
+        if fault.check.at in ("sentence", "line"):
+            places.insert(0, item.marks[fault.check.name])
+        for place in places:
+            writer = self._writer_at(item, place)
+            base = replace(writer.before, shown=item.before.shown, released="")
+            part = _part_of(writer.draft, place - len(base.text))
+            end = replace(part, ended=True, logprobs=None, others=())
+            ending = Continuation.of(base, writer.marks, end, writer.author)
+            text = ending.after.text
+            if not text.strip() or not base.referee.may_end(text):
+                continue
+            faults = yield from self._faults({writer.author: ending})
+            if faults:
+                continue
+            if writer is not item:
+                base = self._withdrawn_to(item, writer, Draft(""))
+            return Outcome(base, {writer.author: end}, is_repaired=True)
+        return None
 
     def _ask_others(self, panel: Panel, written: Mapping[str, Continuation]) -> bool:
         """Let the members that have not been asked at this place draft. Returns False if there are
