@@ -13,6 +13,7 @@ import pickle
 import re
 import socket
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -32,6 +33,8 @@ ATTEMPTS = 3
 CONNECT_S, PLACING_S, RESTART_S = 5.0, 120.0, 60.0
 """Time limits for reaching the cluster (Ray would try for minutes), for finding a place, and for
 the restart of a dead process."""
+RETRY_S = 0.2
+"""How long to wait before asking again whether a process has been replaced."""
 Amount = Annotated[float, Field(ge=0)]
 _STARTING = threading.Lock()
 """Two threads must not connect, or start an actor of one member, at the same time."""
@@ -170,18 +173,27 @@ class RayMember:
         """Wait until Ray has found a place for the actor and started its process."""
         if self._is_up:
             return
-        ray, ready = _ray(), self._actor.__ray_ready__.remote()
+        ray = _ray()
         limit_s = RESTART_S if self._probe else PLACING_S
-        if not ray.wait([ready], timeout=limit_s)[0]:
-            free = ray.available_resources()
-            left = {name: free.get(name, 0) for name in ("CPU", "GPU", *self.resources)}
-            error = MemberError(
-                f"Ray found no place for {self.name} within {limit_s:g} s; free are {left}",
-                member=self.name,
-            )
-            raise advised(error, "ask for less, stop other programs there, or add nodes")
-        ray.get(ready)
-        self._is_up = True
+        end = time.monotonic() + limit_s
+        while (left_s := end - time.monotonic()) > 0:
+            ready = self._actor.__ray_ready__.remote()
+            if not ray.wait([ready], timeout=left_s)[0]:
+                break
+            try:
+                ray.get(ready)
+            except ray.exceptions.ActorUnavailableError:  # its process is being replaced
+                time.sleep(RETRY_S)
+            else:
+                self._is_up = True
+                return
+        free = ray.available_resources()
+        left = {name: free.get(name, 0) for name in ("CPU", "GPU", *self.resources)}
+        error = MemberError(
+            f"Ray found no place for {self.name} within {limit_s:g} s; free are {left}",
+            member=self.name,
+        )
+        raise advised(error, "ask for less, stop other programs there, or add nodes")
 
     def _started(self) -> Any:
         ray = _connected(self.cluster, self.name)
