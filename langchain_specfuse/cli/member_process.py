@@ -20,7 +20,7 @@ from typing import IO, Any
 
 from ..core.member import Member, Probe
 from ..core.values import Draft, DraftJob, Failure, Scored, ScoreJob
-from ..errors import MemberError, UsageError
+from ..errors import MemberError
 
 _ENDED = (EOFError, OSError, ValueError, pickle.UnpicklingError)
 """What a pipe raises whose other side has ended, or that this side has closed."""
@@ -130,9 +130,9 @@ def serve(calls: IO[bytes], replies: IO[bytes]) -> None:
         try:
             found = getattr(member, name)
             result = found(*arguments) if callable(found) else found
-        except (MemberError, UsageError) as failure:
+        except MemberError as failure:
             error = failure
-        except Exception as failure:  # a class of another package may not be picklable
+        except Exception as failure:  # another class, or its cause, may not be picklable
             error = MemberError(f"{type(failure).__name__}: {failure}", member=member.name)
         pickle.dump((result, error), replies)
         replies.flush()

@@ -18,7 +18,7 @@ from langchain_specfuse import MemberError, ScriptedMember
 from langchain_specfuse.cli.main import FAILED, FINE, INTERRUPTED, MISUSED, main
 from langchain_specfuse.cli.member_process import MemberProcess
 from langchain_specfuse.core.values import DraftJob, Failure, Query, Sampling, Segment, Turn
-from langchain_specfuse.errors import UsageError, advised
+from langchain_specfuse.errors import advised
 from tests.demo_members import SlowMember, replace_demo
 
 SORRY = (
@@ -213,21 +213,6 @@ def test_an_error_of_loading_keeps_its_kind_and_its_advice():
     finally:
         member.end()
     assert (caught.value.kind, caught.value.__notes__) == ("not_found", ["-> name another one"])
-
-
-class Unusable(ScriptedMember):
-    def probe(self):
-        raise advised(UsageError("it cannot be used"), "install another version")
-
-
-def test_a_mistake_that_loading_finds_keeps_its_advice():
-    member = MemberProcess(Unusable(SORRY, name="ann"))
-    try:
-        with pytest.raises(UsageError, match=r"^it cannot be used") as caught:
-            member.probe()
-    finally:
-        member.end()
-    assert caught.value.__notes__ == ["-> install another version"]
 
 
 def test_a_process_that_ends_while_it_loads_is_reported(apart):
