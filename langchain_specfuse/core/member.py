@@ -70,6 +70,15 @@ class Member(Protocol):
     it is known without loading anything or asking a server; None if the context is not known. The
     chat model's ``profile`` is made from it.
 
+    It may also have a third verb, ``stream(job) -> Iterator[Draft | Failure]``: write from here
+    until told to stop. A lead is asked by it, once for the whole answer (``job.leads``), in a
+    thread of its own. Each draft is what has arrived since the last one, at once, with the cost
+    that came with it, its tokens and where they end (``ends``). A draft may be empty, or have only
+    a ``thought``. The last one is ``ended`` if the member ended its turn; otherwise it has reached
+    ``max_tokens``. The drafts joined are what ``draft`` would have written without a bound. Closing
+    the iterator ends the request; ``core.call`` interrupts one that waits. A member without
+    ``stream`` is asked for one ``draft`` after another.
+
     It may also have an attribute ``last_sign: float``, its last sign of life as
     ``time.monotonic()``: a token or a chunk that arrived, a forward pass that ended, bytes of a
     response. It is read from another thread while the member works. A lead without a sign for 30 s

@@ -254,6 +254,9 @@ class DraftJob:
     the text that they begin. They are allowed again after the first token. A member whose probe
     says ``excludes=False`` ignores them, and so does every member if the grammar allows no other
     token."""
+    leads: bool = False
+    """Whether the writer goes on to the end of the answer, because no vote and no redraft is under
+    way. A member with a method ``stream`` is asked by it then."""
     silence_s: float | None = None
     """How long the member may give no sign of life while it works on this job. None: no limit. Only
     a member with a method ``begin`` reads this; the worker watches the others."""

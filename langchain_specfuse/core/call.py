@@ -1,0 +1,85 @@
+"""A piece of work of a member that waits for others (a server, a provider), in a thread of its own.
+
+Whoever waits for the work has the clock and may close it: what it waits for is interrupted, and
+what arrives later is dropped. The work itself knows no limits. It says when something has arrived,
+and ends when it has been closed.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from ..errors import MemberError
+
+_THREAD = threading.local()
+
+
+class Call:
+    """One piece of work under way."""
+
+    def __init__(self) -> None:
+        self.is_closed = False
+        """Whether nobody needs what it returns any more."""
+        self.last = time.monotonic()
+        """When something last arrived for it."""
+        self._interrupt: Callable[[], None] | None = None
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Interrupt the work, because nobody needs it any more."""
+        self.is_closed = True
+        with self._lock:  # so that nothing is interrupted after it has ended
+            if self._interrupt is not None:
+                self._interrupt()
+
+    @contextmanager
+    def in_this_thread(self) -> Iterator[None]:
+        """This thread does the work."""
+        _THREAD.call = self
+        try:
+            yield
+        finally:
+            _THREAD.call = None
+
+    @contextmanager
+    def interrupted_by(self, interrupt: Callable[[], None]) -> Iterator[None]:
+        with self._lock:
+            self._interrupt = interrupt
+        try:
+            refuse_closed()  # it may have been closed before the interrupt was set
+            yield
+        finally:
+            with self._lock:
+                self._interrupt = None
+
+
+def note_arrival() -> None:
+    """Note that something has arrived for the work of this thread: a token, a part of a tool call,
+    a server's sign that it is still there. Raises if nobody needs the work any more."""
+    call: Call | None = getattr(_THREAD, "call", None)
+    if call is not None:
+        call.last = time.monotonic()
+    refuse_closed()
+
+
+def refuse_closed() -> None:
+    """Raise if nobody needs the work of this thread any more."""
+    call: Call | None = getattr(_THREAD, "call", None)
+    if call is not None and call.is_closed:
+        raise MemberError(
+            "the request was given up before this part of its reply arrived", kind="timeout"
+        )
+
+
+@contextmanager
+def interrupted_by(interrupt: Callable[[], None]) -> Iterator[None]:
+    """If the work of this thread is closed meanwhile, call ``interrupt`` from another thread."""
+    call: Call | None = getattr(_THREAD, "call", None)
+    if call is None:
+        yield
+        return
+    with call.interrupted_by(interrupt):
+        yield
