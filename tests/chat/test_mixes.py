@@ -8,6 +8,8 @@ number. So an answer shows who wrote which word, and whether one is missing.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import random
 import threading
 from collections.abc import Iterator
@@ -26,12 +28,14 @@ from langchain_specfuse import (
     checks,
 )
 from tests.members.failing_server import FailingServer
+from tests.members.streaming import StreamingMember
 
 from .conftest import joined
-from .test_failover import FailingModel, numbers
+from .test_failover import CALL, Booking, FailingModel, Writer, book, numbers
 
 WORDS = 16
 MIXES = 500
+FORM_MIXES = 60
 PLACES = ("segment", "sentence", "line", "answer")
 
 
@@ -73,11 +77,18 @@ def hosted(name: str, rng: random.Random) -> ChatModelMember:
     return ChatModelMember(model, name=name)
 
 
+def streaming(name: str, rng: random.Random) -> StreamingMember:
+    breaks_after = rng.randint(0, 2 * WORDS) if rng.random() < 0.5 else None
+    return StreamingMember(
+        script(name, rng), name=name, seed=rng.randrange(99), breaks_after=breaks_after
+    )
+
+
 def mix(seed: int) -> tuple[SpecFuseChatModel, Watch]:
-    """One to four members of both kinds, how they write together, and a check of their words."""
+    """One to four members of all kinds, how they write together, and a check of their words."""
     rng = random.Random(seed)
     names = "abcd"[: rng.randint(1, 4)]
-    members: list[Any] = [rng.choice([scripted, scripted, hosted])(name, rng) for name in names]
+    members: list[Any] = [rng.choice([scripted, hosted, streaming])(name, rng) for name in names]
     refused = {
         f"{rng.choice(names)}{rng.randrange(WORDS)}" for _ in range(rng.choice([0, 1, 1, 2, 4]))
     }
@@ -130,6 +141,47 @@ def test_no_mix_of_checks_and_deaths_loses_repeats_or_shows_a_refused_word(first
         assert finish in ("stop", "check")
         if finish == "stop":
             assert len(words.split()) == WORDS, f"{seed}: the answer is not complete"
+
+
+# --- objects and calls ----------------------------------------------------------------------------
+
+
+def form_mix(seed: int, text: str) -> SpecFuseChatModel:
+    """One to three members that all write this text, and of which some fail."""
+    rng = random.Random(seed)
+
+    def one(name: str) -> Any:
+        after = rng.randint(0, 24) if rng.random() < 0.6 else None
+        kind = rng.choice(["scripted", "hosted", "streaming"])
+        if kind == "scripted":
+            return ScriptedMember(text, name=name, fails_in=None if after is None else 1 + after)
+        if kind == "hosted":
+            return ChatModelMember(Writer(script=text, fails_after=after), name=name)
+        return StreamingMember(text, name=name, seed=rng.randrange(99), breaks_after=after)
+
+    names = "abc"[: rng.randint(1, 3)]
+    return SpecFuseChatModel(
+        members=[one(name) for name in names],
+        segment_tokens=rng.choice([1, 4, 64]),
+        lead=rng.choice([None, names[0], names[-1]]),
+    )
+
+
+def test_no_mix_of_deaths_changes_an_object_or_a_call() -> None:
+    text = json.dumps(CALL, ensure_ascii=False)
+    complete = 0
+    for seed in range(FORM_MIXES):
+        booker = form_mix(seed, text).with_structured_output(Booking)
+        caller = form_mix(seed, ScriptedMember.call("book", **CALL)).bind_tools([book])
+        with contextlib.suppress(EnsembleError):
+            assert booker.invoke("Book.").model_dump() == CALL, seed
+            complete += 1
+        with contextlib.suppress(EnsembleError):
+            message = caller.invoke("Book.")
+            assert [call["args"] for call in message.tool_calls] == [CALL], seed
+            assert message.invalid_tool_calls == [] and message.text == ""
+            complete += 1
+    assert complete > FORM_MIXES
 
 
 # --- every byte -------------------------------------------------------------------------------------

@@ -6,11 +6,12 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from . import llamacpp_files, random_members, scripted, servers, tiny_models
+from . import leads, llamacpp_files, random_members, scripted, servers, tiny_models
 
 Scenario = Callable[[], dict[str, Any]]
 GROUPS = {
     "scripted": scripted,
+    "lead": leads,
     "random": random_members,
     "tiny": tiny_models,
     "server": servers,
