@@ -192,15 +192,15 @@ class Answer:
         if finish:
             text, finish = self._without_stop(text, finish)
         shown = len(text) if finish else len(text) - self._held_back(text)
-        segments = (*self.segments, segment)
-        if forced:
-            segments = (*segments, Segment(forced))
         is_first = self.tokens_left == self.budget
-        return replace(
-            self,
-            segments=segments,
-            text=text,
-            shown=shown,
+        return Answer(
+            self.stop,
+            self.budget,
+            self.referee,
+            self.segments + ((segment, Segment(forced)) if forced else (segment,)),
+            text,
+            shown,
+            self.verified,
             released=text[self.shown : shown],
             # The text forced before the first segment belongs to the first round.
             forced=self.forced + forced if is_first else forced,

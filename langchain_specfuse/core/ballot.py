@@ -57,6 +57,11 @@ class Ballot:
         self._method = method
         self._answer = answer
         self._referee = referee
+        self.looped: tuple[str, ...] = ()
+        if len(drafts) == 1:  # there is nothing to choose between
+            ((name, draft),) = drafts.items()
+            self.candidates = self.eligible = [_candidate(draft, [name])]
+            return
         authors: dict[Hashable, list[str]] = {}
         for name, draft in drafts.items():
             authors.setdefault(self._meaning(draft), []).append(name)
@@ -112,6 +117,12 @@ class Ballot:
         Totals that differ only through the order of floating-point additions are a tie. Ties go to
         the member with more weight, then to the first.
         """
+        names = list(self.drafts)
+        if len(names) == 1 and not readings:
+            (winner,) = names
+            only = {winner: 1.0}
+            segment = self._segment(names)
+            return Vote(winner, (winner,), segment, {}, {}, only, only, False, {})
         method = self._method
         scores = {verifier: self._scores(row) for verifier, row in readings.items()}
         by_verifier = {verifier: votes(method.score, row) for verifier, row in scores.items()}
@@ -122,7 +133,6 @@ class Ballot:
         earned = rewards(method.reward, by_verifier, [c.authors for c in self.eligible], confidence)
         total = self._by_author(sums)
         reward = self._by_author(earned)
-        names = list(self.drafts)
 
         def rank(name: str) -> tuple[float, float, int]:
             return round(total[name], 12), round(weights.get(name, 0.0), 12), -names.index(name)

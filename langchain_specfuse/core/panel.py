@@ -55,14 +55,14 @@ class Panel:
     absent: tuple[Departure, ...] = ()
     """Members with which the answer should have begun, but which could not be loaded. They leave in
     its first round."""
+    drafters: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    verifiers: tuple[str, ...] = field(init=False, repr=False, compare=False)
 
-    @property
-    def drafters(self) -> tuple[str, ...]:
-        return tuple(member.name for member in self.members if member.drafts)
-
-    @property
-    def verifiers(self) -> tuple[str, ...]:
-        return tuple(member.name for member in self.members if member.scores)
+    def __post_init__(self) -> None:
+        drafters = tuple(member.name for member in self.members if member.drafts)
+        verifiers = tuple(member.name for member in self.members if member.scores)
+        object.__setattr__(self, "drafters", drafters)
+        object.__setattr__(self, "verifiers", verifiers)
 
     @classmethod
     def of(
@@ -103,7 +103,7 @@ class Panel:
 
     def without_absent(self) -> Panel:
         """The panel after the members that could not be loaded have left."""
-        return replace(self.without(self.absent), absent=())
+        return replace(self.without(self.absent), absent=()) if self.absent else self
 
     def joined_by(self, member: Panelist) -> Panel:
         """The panel after a member has come from the reserve. It gets the mean weight.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, TypeAlias
@@ -103,7 +103,7 @@ def rounds(query: Query, settings: Settings, panel: Panel, referee: Referee = FR
         voted = panel
         # 4. Feedback. Members whose drafts were preferred gain weight; a refused draft earns
         #    nothing.
-        losers = dict.fromkeys(checking.refused & set(panel.drafters), 0.0)
+        losers = {name: 0.0 for name in panel.drafters if name in checking.refused}
         rewards = {**vote.rewards, **losers}
         panel = rewarded(panel, rewards, eta=method.learning_rate / number)
         # 5. Exit. Members that keep losing leave for the rest of this answer.
@@ -170,7 +170,7 @@ def call_for_drafts(
         sampling=settings.sampling,
         # A draft that ends early at a stop string has another score, so a draft may end there only
         # if it is not put to a vote.
-        stop=() if has_vote else settings.stop_strings,
+        stop=() if has_vote else answer.stop,
         new_requests=not clock.budget.is_spent,
     )
     if checking.wants_reserve(panel):
@@ -197,7 +197,7 @@ def call_for_drafts(
         more = yield Ask(jobs, number, bool(panel.reserve))
         clock.lap("draft", more)
         replies = {**replies, **more}
-    has_redraft = bool(redrafting) and any(isinstance(reply, Draft) for reply in replies.values())
+    has_redraft = bool(redrafting) and has_draft(replies)
     if led or has_redraft or (settings.refusals == "any" and clock.refusals):
         others = []
     if others and not is_agreed_alone(panel, settings.method, replies[first[0]], answer):
@@ -206,12 +206,12 @@ def call_for_drafts(
         more = yield Ask(more_jobs, number)
         clock.lap("draft", more)
         replies = {**replies, **more}
-    # A lead at its limits ends the answer, even if its reserve has failed.
-    drafted = any(isinstance(reply, Draft) for reply in replies.values())
-    limiting = {first[0]: replies[first[0]]} if led and not drafted else replies
-    if number > 1 and is_at_limits(limiting) and not checking.is_redrafting:
-        # The answer ends here, and no member leaves.
-        return panel, {name: Draft("") for name in panel.drafters}
+    if number > 1 and not has_draft(replies) and not checking.is_redrafting:
+        # A lead at its limits ends the answer, even if its reserve has failed.
+        limiting = {first[0]: replies[first[0]]} if led else replies
+        if is_at_limits(limiting):
+            # The answer ends here, and no member leaves.
+            return panel, {name: Draft("") for name in panel.drafters}
     asked = [name for name in panel.drafters if name in replies]
     panel = without_failed(panel, dict.fromkeys(asked, job), replies, answer, number)
     drafts: dict[str, Draft] = {}
@@ -234,10 +234,15 @@ def woken(panel: Panel, number: int) -> Generator[Wake, Any, tuple[Panel, dict[s
     return panel.joined_by(reply), {}
 
 
+def has_draft(replies: Mapping[str, Any]) -> bool:
+    """Whether a member has drafted."""
+    return any(isinstance(reply, Draft) for reply in replies.values())
+
+
 def needs_successor(settings: Settings, clock: Clock, replies: Replies) -> bool:
     """Whether no member that was asked can continue. A refusal is an answer, unless the settings
     say otherwise."""
-    if any(isinstance(reply, Draft) for reply in replies.values()):
+    if has_draft(replies):
         return False
     return not clock.refusals or settings.refusals == "ignore"
 
@@ -257,17 +262,16 @@ def is_agreed_alone(panel: Panel, method: Method, reply: Reply, answer: Answer) 
 
 
 def is_at_limits(replies: Replies) -> bool:
-    """Whether no member can continue because contexts are full or the budget is spent. Members
-    that refused may be among them."""
-    kinds = {reply.kind if isinstance(reply, Failure) else "" for reply in replies.values()}
+    """Whether these failures say that contexts are full or the budget is spent. Members that
+    refused may be among them."""
+    kinds = {reply.kind for reply in replies.values() if isinstance(reply, Failure)}
     limits = {"overflow", BUDGET}
     return bool(kinds & limits) and kinds <= {*limits, REFUSAL}
 
 
 def is_refused(settings: Settings, clock: Clock, replies: Mapping[str, Any]) -> bool:
     """Whether the answer is a refusal: no member has drafted, or one refusal is enough."""
-    drafted = any(isinstance(reply, Draft) for reply in replies.values())
-    return bool(clock.refusals) and (settings.refusals == "any" or not drafted)
+    return bool(clock.refusals) and (settings.refusals == "any" or not has_draft(replies))
 
 
 def refused_round(
@@ -450,25 +454,27 @@ class Budget:
     an answer may exceed a bound by those of one phase of a round.
 
     >>> budget = Budget(max_calls=2)
-    >>> budget.spend([Effort(requests=1)]), budget.is_spent
+    >>> budget.spend(Effort(requests=1)), budget.is_spent
     (None, False)
-    >>> budget.spend([Effort(requests=1)]), budget.is_spent
+    >>> budget.spend(Effort(requests=1)), budget.is_spent
     (None, True)
     """
 
     max_calls: int | None = None
     max_cost: float | None = None
-    used: Effort = Effort()
+    requests: int = 0
+    cost: float = 0.0
 
-    def spend(self, efforts: Iterable[Effort]) -> None:
-        self.used = sum(efforts, self.used)
+    def spend(self, effort: Effort) -> None:
+        self.requests += effort.requests
+        self.cost += effort.cost
 
     @property
     def is_spent(self) -> bool:
         """Whether no new request may be started."""
-        if self.max_calls is not None and self.used.requests >= self.max_calls:
+        if self.max_calls is not None and self.requests >= self.max_calls:
             return True
-        return self.max_cost is not None and self.used.cost >= self.max_cost
+        return self.max_cost is not None and self.cost >= self.max_cost
 
 
 class Clock:
@@ -496,7 +502,7 @@ class Clock:
                 if reply.effort == Effort():
                     continue
             efforts[name] = efforts[name] + reply.effort if name in efforts else reply.effort
-            self.budget.spend([reply.effort])
+            self.budget.spend(reply.effort)
 
     def lap_checks(self, checking: Checking) -> None:
         """Count the time since the last lap as time of the user's checks, if there are any."""

@@ -1,8 +1,14 @@
 """One round's vote: distinct drafts, who must score which, ties and loops."""
 
+import math
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
 from langchain_specfuse.core.ballot import Ballot
 from langchain_specfuse.core.options import Method
-from langchain_specfuse.core.values import Draft, Scored
+from langchain_specfuse.core.values import Draft, Scored, Segment
 
 SURE = (-0.1,)
 
@@ -76,6 +82,31 @@ def test_the_segment_carries_the_tokens_of_all_its_authors_the_winner_first():
 
 
 LOOP = "it is so because " * 4
+
+
+@given(
+    st.sampled_from(["", " x", LOOP]),
+    st.sampled_from(["", " so", LOOP]),
+    st.booleans(),
+    st.sampled_from([None, "a", "other"]),
+    st.builds(
+        Method,
+        margin=st.sampled_from([None, 0.0, math.inf]),
+        reward=st.sampled_from(["wins", "margins"]),
+        loop_guard=st.booleans(),
+    ),
+)
+def test_the_vote_on_one_draft_is_that_on_a_draft_and_its_twin(answer, text, ended, lead, method):
+    draft = Draft(text, ended, (1,) if text else (), SURE * (bool(text) + ended))
+    one, two = ballot(answer, method, a=draft), ballot(answer, method, a=draft, b=draft)
+    lone, twins = (vote.count({}, {"a": 0.5, "b": 0.5}, lead) for vote in (one, two))
+    assert one.looped == two.looped == ()
+    assert lone.segment == replace(twins.segment, tokens={"a": draft.tokens})
+    assert (twins.winner, twins.authors) == ("a", ("a", "b"))
+    for field in ("totals", "rewards"):
+        assert getattr(lone, field) == {"a": getattr(twins, field)["a"]}
+    others = {"winner": "a", "authors": ("a",), "totals": {}, "rewards": {}, "segment": Segment("")}
+    assert replace(lone, **others) == replace(twins, **others)
 
 
 def test_a_loop_loses_to_any_draft_that_goes_on():
