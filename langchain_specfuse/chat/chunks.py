@@ -76,7 +76,7 @@ class AnswerChunks:
         contains nothing else and is not the last.
         """
         self._count(round)
-        written = self._authors_of(round)
+        written = self._authors_of(round) if self._v1 else []
         prose = round.text
         pieces: list[CallPiece] = []
         if self._splitter:
@@ -91,14 +91,15 @@ class AnswerChunks:
             last = None if pieces or is_refused else round
             if prose != round.text:
                 written = [(round, prose)]
-            blocks = self._text_blocks(round, written, thought)
-            yield self._chunk(blocks, last, thought=thought)
+            content = self._text_blocks(round, written, thought) if self._v1 else prose
+            yield self._chunk(content, last, thought=thought)
         if pieces:
-            yield self._chunk(self._call_blocks(round, pieces), None, pieces=pieces)
+            content = self._call_blocks(round, pieces) if self._v1 else ""
+            yield self._chunk(content, None, pieces=pieces)
         if is_refused:
             yield self._chunk(self._refusal_blocks(round), round)
         elif round.finish and (pieces or not (prose or thought)):
-            yield self._chunk([], round)
+            yield self._chunk([] if self._v1 else "", round)
 
     def _authors_of(self, round: Round) -> list[tuple[Round, str]]:
         """The text that this round releases, in parts, each with the round that wrote it."""
@@ -114,7 +115,7 @@ class AnswerChunks:
 
     def _chunk(
         self,
-        blocks: list[dict[str, Any]],
+        content: Any,
         round: Round | None,
         *,
         pieces: Sequence[CallPiece] = (),
@@ -122,14 +123,10 @@ class AnswerChunks:
     ) -> ChatGenerationChunk:
         """One chunk. It is the last one if ``round`` ends the answer."""
         last = round if round and round.finish else None
-        is_refused = last is not None and last.finish == "refusal"
-        content: Any = blocks
-        if not self._v1 and not is_refused:
-            content = "".join(block["text"] for block in blocks if block["type"] == "text")
         extra: dict[str, Any] = {}
         if thought and not self._v1:
             extra["reasoning_content"] = thought
-        if last is not None and is_refused:
+        if last is not None and last.finish == "refusal":
             extra["refusal"] = last.refusals[last.member]
         message = AIMessageChunk(
             content=content,

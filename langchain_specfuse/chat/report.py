@@ -1,12 +1,14 @@
 """Reports an answer while it is written.
 
-Each round is turned into plain data once (:meth:`.Round.data`). :class:`Report` makes from it
+If anybody listens, each round is turned into plain data once (:meth:`.Round.data`).
+:class:`Report` makes from it
 
 - the custom events ``specfuse_round``, ``specfuse_exit`` and, if the answer fails at a check,
   ``specfuse_rejected``, for all callback handlers;
 - for tracers such as LangSmith's: metadata of the chat model's run, and below that run a child run
-  per round, which begins and ends with it;
-- the :class:`Summary`, which the message's metadata shows too.
+  per round, which begins and ends with it.
+
+The :class:`Summary`, which the message's metadata shows too, is always made.
 
 Text that leads to the answer (drafts, reasons) is in the ``inputs``, ``outputs`` and ``error`` of
 runs, where tracers can hide it. Names, tags, metadata and events of runs never contain any.
@@ -179,10 +181,11 @@ class Report:
 
     def add(self, round: Round) -> None:
         """Report a finished round."""
-        data = round.data()
-        self._scope.send(_events(data))
-        self.summary.add(round, data)
-        self._trace_round(round, data)
+        self.summary.add(round)
+        if self._scope.callbacks.handlers:
+            data = round.data()
+            self._scope.send(_events(data))
+            self._trace_round(round, data)
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         exits = _exits_after(error, self.summary.rounds)
@@ -198,10 +201,11 @@ class Report:
 
     async def aadd(self, round: Round) -> None:
         """``add`` for asyncio."""
-        data = round.data()
-        await self._scope.asend(_events(data))
-        self.summary.add(round, data)
-        await self._in_thread(self._trace_round, round, data)
+        self.summary.add(round)
+        if self._scope.callbacks.handlers:
+            data = round.data()
+            await self._scope.asend(_events(data))
+            await self._in_thread(self._trace_round, round, data)
 
     async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         exits = _exits_after(error, self.summary.rounds)
@@ -338,11 +342,11 @@ class Summary:
         self._won: Counter[str] = Counter()
         self._looped = 0
 
-    def add(self, round: Round, data: RoundData) -> None:
-        """Add a round, given also as data."""
-        self.weights = data.weights
-        self.exits += data.left
-        self.refusals |= data.refusals
+    def add(self, round: Round) -> None:
+        """Add a round."""
+        self.weights = round.weights
+        self.exits += [departure.as_dict() for departure in round.left]
+        self.refusals |= round.refusals
         self.rounds += 1
         if round.finish not in ("refusal", "check"):  # else nobody wrote anything
             self._won[round.member] += 1

@@ -173,6 +173,8 @@ class Round:
         """The length of all drafts in their authors' tokens, including drafts that were refused and
         drawn again."""
         count = sum(len(draft.tokens) or bool(draft.text) for draft in self.drafts.values())
+        if not self.rejected:
+            return count
         counted = {(name, draft.text) for name, draft in self.drafts.items()}
         for item in self.rejected:
             if (item.member, item.text) in counted:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from typing import Any
 
 import pytest
 from langchain_core.messages import HumanMessage
+from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 
-from langchain_specfuse import ScriptedMember, SpecFuseChatModel
+from langchain_specfuse import EnsembleError, ScriptedMember, SpecFuseChatModel
 from langchain_specfuse.core.values import Draft, DraftJob
 
 from .conftest import BLUE, asked, joined
+from .test_mixes import scripted
 
 
 async def every_way(llm: SpecFuseChatModel, question: str = "Why?", **options: Any) -> list[Any]:
@@ -54,6 +57,33 @@ async def test_each_agreed_segment_is_one_chunk_and_chunks_join_to_the_answer(
 
 
 # --- stop strings ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("output_version", ["v0", "v1"])
+def test_an_answer_is_the_same_whether_anybody_listens_or_not(output_version: str) -> None:
+    def answer(seed: int, callbacks: list[Any]) -> Any:
+        rng = random.Random(seed)
+        names = "abc"[: rng.randint(1, 3)]
+        members = [scripted(name, rng) for name in names]
+        if rng.random() < 0.2:
+            members[0] = ScriptedMember(ScriptedMember.refusal("No."), name="a")
+        refused = f"{rng.choice(names)}{rng.randrange(16)}"
+        llm = SpecFuseChatModel(
+            members=members,
+            segment_tokens=rng.choice([1, 3]),
+            lead=rng.choice([None, "a"]),
+            checks=[lambda text: f"it has {refused}" if refused in text else None] * (seed % 2),
+            on_failure="end",
+            output_version=output_version,
+        )
+        try:
+            message = llm.invoke("Count.", {"callbacks": callbacks})
+        except EnsembleError as error:
+            return str(error), error.text
+        return message.model_copy(update={"id": None})
+
+    for seed in range(30):
+        assert answer(seed, []) == answer(seed, [RunCollectorCallbackHandler()])
 
 
 def test_a_stop_string_does_not_change_the_vote() -> None:

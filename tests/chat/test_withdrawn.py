@@ -55,7 +55,7 @@ def message_of(*rounds: Round, checks: tuple[str, ...] = (), **options: Any) -> 
     chunks = AnswerChunks(summary, "ann", **{**chosen, **options})
     made = []
     for item in rounds:
-        summary.add(item, item.data())
+        summary.add(item)
         made += [chunk.message for chunk in chunks.of(item)]
     return joined(made)
 
