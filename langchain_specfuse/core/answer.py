@@ -209,6 +209,13 @@ class Answer:
             stalled=stalled and finish == "length",
         )
 
+    def refused(self, *, shows_rest: bool) -> Answer:
+        """The answer that ends in a refusal here. ``shows_rest``: text that was held back is shown
+        before it."""
+        released = self.text[self.shown :] if shows_rest else ""
+        text = self.text[: self.shown] + released
+        return replace(self, text=text, released=released, finish="refusal")
+
     def _finish_at(self, text: str, is_empty: bool, left: int) -> tuple[Finish | None, bool]:
         """Why an answer with this text ends although no member has ended it, and whether it has
         stalled. ``is_empty`` says that the last segment added nothing."""

@@ -28,9 +28,8 @@ from .rounds import (
     Budget,
     Clock,
     Loop,
-    ended_round,
     is_refused,
-    refused_round,
+    last_round,
     without_failed,
 )
 from .values import Ask, Draft, DraftJob, Query, Replies, Reply, Segment
@@ -152,13 +151,15 @@ def answers(query: Query, settings: Settings, panel: Panel, referee: Referee = F
                 tally.count(voter, _result(result_of, answer.text + new[voter.name].text))
     if is_refused(settings, clock, drafts):
         clock.refusals = yield from checking.refusals(clock.refusals, answer)
-        yield refused_round(1, panel, before, answer, drafts, clock, checking, answer.text)
+        refused = answer.refused(shows_rest=False)
+        yield last_round(1, panel, before, refused, drafts, clock, checking, "")
         return
     agreed = tally.winners()
     if not agreed and settings.on_failure == "raise":
         raise checking.none_passed(answer, len(drafts))
     if not agreed and settings.on_failure == "end":
-        yield ended_round(1, panel, before, answer, drafts, clock, checking, "")
+        ended = replace(answer, finish="check")
+        yield last_round(1, panel, before, ended, drafts, clock, checking, "")
         return
     if not agreed:
         agreed = [_greedy(before, drafts, settings.samples)]

@@ -62,7 +62,7 @@ def rounds(query: Query, settings: Settings, panel: Panel, referee: Referee = FR
     for number in count(1):
         before, panel = panel, panel.without_absent()
         clock = Clock(budget)
-        agreed = answer.text
+        agreed = answer.text if number > 1 else ""
         checking.begin_round()
         # 1. Draft. Members propose how the answer continues: a lead that is sure drafts alone. If
         #    the lead cannot continue, a member in reserve takes its place. A draft that a check
@@ -81,15 +81,14 @@ def rounds(query: Query, settings: Settings, panel: Panel, referee: Referee = FR
             else:
                 if is_refused(settings, clock, drafts):
                     clock.refusals = yield from checking.refusals(clock.refusals, answer)
-                    yield refused_round(
-                        number, panel, before, answer, drafts, clock, checking, agreed
-                    )
+                    answer = answer.refused(shows_rest=number > 1 and checking.is_idle)
+                    yield last_round(number, panel, before, answer, drafts, clock, checking, agreed)
                     return
                 checked = yield from checking.judged(answer, drafts, panel)
             clock.lap_checks(checking)
             answer, eligible = checked.answer, checked.eligible
             if checked.is_over:
-                yield ended_round(number, panel, before, answer, drafts, clock, checking, agreed)
+                yield last_round(number, panel, before, answer, drafts, clock, checking, agreed)
                 return
         # 2. Verify. Members score every draft.
         ballot = Ballot(method, eligible, answer.text, referee)
@@ -274,7 +273,7 @@ def is_refused(settings: Settings, clock: Clock, replies: Mapping[str, Any]) -> 
     return bool(clock.refusals) and (settings.refusals == "any" or not has_draft(replies))
 
 
-def refused_round(
+def last_round(
     number: int,
     panel: Panel,
     before: Panel,
@@ -284,28 +283,29 @@ def refused_round(
     checking: Checking,
     agreed: str,
 ) -> Round:
-    """The last round of an answer that ends in a refusal: the lead's refusal, or that of the member
-    with the most weight."""
-    weights = panel.weights
+    """The round of an answer that has ended without another segment: in a refusal (the lead's, or
+    that of the member with the most weight), or before text that did not pass a check."""
+    weights, is_refusal = panel.weights, answer.finish == "refusal"
 
     def rank(name: str) -> tuple[bool, float]:
         return name != panel.lead, -round(weights.get(name, 0.0), 12)
 
-    authors = sorted(clock.refusals, key=rank)
-    # If the answer has not begun, its forced text is not shown. Neither is text that checks have
-    # not passed.
-    text = answer.text[answer.shown :] if number > 1 and checking.is_idle else ""
+    if is_refusal:
+        authors = sorted(clock.refusals, key=rank)
+    else:
+        authors = sorted(drafts, key=lambda name: name != panel.lead)[:1]
     drafts = {**drafts, **dict.fromkeys(authors, Draft(""))}
+    total = 1.0 / len(authors) if is_refusal else 0.0
     return Round(
         number=number,
-        text=text,
+        text=answer.released,
         segment=Segment(""),
         winner=authors[0],
         authors=tuple(authors),
         drafts=drafts,
         scores={},
         votes={},
-        totals={name: float(name in clock.refusals) / len(authors) for name in drafts},
+        totals={name: total if name in authors else 0.0 for name in drafts},
         rewards={},
         weights_before=before.weights,
         weights=weights,
@@ -313,48 +313,9 @@ def refused_round(
         refusals=clock.refusals,
         left=panel.left[len(before.left) :],
         rejected=tuple(checking.rejected),
-        withdrawn="" if checking.is_idle or number == 1 else agreed[answer.shown :],
-        checks=checking.counts,
-        finish="refusal",
-        efforts=clock.efforts,
-        seconds=clock.seconds,
-    )
-
-
-def ended_round(
-    number: int,
-    panel: Panel,
-    before: Panel,
-    answer: Answer,
-    drafts: Mapping[str, Draft],
-    clock: Clock,
-    checking: Checking,
-    agreed: str,
-) -> Round:
-    """The last round of an answer that ends before text that did not pass a check."""
-    winner = next(iter(drafts))
-    if panel.lead is not None and panel.lead in drafts:
-        winner = panel.lead
-    return Round(
-        number=number,
-        text=answer.released,
-        segment=Segment(""),
-        winner=winner,
-        authors=(winner,),
-        drafts={**drafts, winner: Draft("")},
-        scores={},
-        votes={},
-        totals=dict.fromkeys(drafts, 0.0),
-        rewards={},
-        weights_before=before.weights,
-        weights=panel.weights,
-        lead=panel.lead or "",
-        refusals=clock.refusals,
-        left=panel.left[len(before.left) :],
-        rejected=tuple(checking.rejected),
         withdrawn=agreed[len(answer.text) :],
         checks=checking.counts,
-        finish="check",
+        finish=answer.finish,
         efforts=clock.efforts,
         seconds=clock.seconds,
     )
