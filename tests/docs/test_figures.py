@@ -3,6 +3,7 @@ changed."""
 
 from __future__ import annotations
 
+import asyncio
 import doctest
 import json
 import subprocess
@@ -73,6 +74,22 @@ def test_every_measured_path_exists():
     for file in (ROOT / "benchmarks").glob("*.json"):
         for path in json.loads(file.read_text(encoding="utf-8"))["about"]["measures"]:
             assert (ROOT / "langchain_specfuse" / path).exists(), f"{file.name}: {path} is gone"
+
+
+def test_the_streams_that_are_compared_have_the_same_text(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    stream = import_module("stream")
+    monkeypatch.setattr(stream, "FIRST_S", 0.005)
+    pairs = ["server", "chat"]
+    # it raises unless both clients have read the prepared text
+    rows = asyncio.run(
+        stream.measured(pairs, stream.TINY, repeats=1, tokens=10, rate=1000, enough=0.0)
+    )
+    assert [(row["pair"], row["at_once"]) for row in rows] == [
+        (pair, at_once) for pair in pairs for at_once in stream.TINY
+    ]
+    for row in rows:
+        assert row["requests"] >= 1 and row["ratio"] > 0 and stream.row(row)
 
 
 @pytest.mark.long
