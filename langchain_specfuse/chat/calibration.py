@@ -18,18 +18,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from ..core.options import METHODS, Method
 from ..core.routing import Router
 from ..core.values import Turn
 from ..errors import UsageError, advised
 from .routing import Routing, check_embeddings, routed
-
-if TYPE_CHECKING:
-    from .options import Options
 
 log = logging.getLogger("langchain_specfuse")
 FORMAT = 2
@@ -195,6 +191,26 @@ def _unreadable(path: str | Path, reason: object) -> UsageError:
     return advised(error, ADVICE)
 
 
+def calibration_for(path: str, writers: Sequence[str], embeddings: Any) -> Calibration:
+    """The content of a calibration file, which must fit the members that write and the
+    embeddings."""
+    calibration = _read(path, _modified_ns(path))
+    if set(calibration.members) != set(writers):
+        foreign = UsageError(
+            f"calibration {path!r} was made for {', '.join(calibration.members)}, but the members "
+            f"are {', '.join(writers)}"
+        )
+        raise advised(foreign, "calibrate these members, or leave calibration out")
+    if calibration.router and calibration.router.embeddings:
+        check_embeddings(calibration.router.embeddings, embeddings)
+    return calibration
+
+
+def lead_id_of(path: str) -> str:
+    """:attr:`Calibration.lead_id` of a calibration file."""
+    return _lead_id(path, _modified_ns(path))
+
+
 @lru_cache(maxsize=16)
 def _read(path: str, modified_ns: int) -> Calibration:
     """The calibration in this file. A change of the file's time means that it is read again."""
@@ -211,58 +227,3 @@ def _modified_ns(path: str) -> int:
         return Path(path).stat().st_mtime_ns
     except OSError as error:
         raise _unreadable(path, error) from error
-
-
-def calibration_of(call: Options) -> Calibration:
-    """The content of the call's calibration file, which must fit the members that write and the
-    embeddings."""
-    path = call.calibration
-    assert path
-    calibration = _read(path, _modified_ns(path))
-    writers = call.names[: len(call.members)]
-    if set(calibration.members) != set(writers):
-        foreign = UsageError(
-            f"calibration {path!r} was made for {', '.join(calibration.members)}, but the members "
-            f"are {', '.join(writers)}"
-        )
-        raise advised(foreign, "calibrate these members, or leave calibration out")
-    if calibration.router and calibration.router.embeddings:
-        check_embeddings(calibration.router.embeddings, call.embeddings)
-    return calibration
-
-
-def changes_for(call: Options) -> dict[str, Any]:
-    """The options that the call's calibration file decides for all questions, because the user did
-    not choose them. Who leads is decided for each question: see :func:`routing_for`."""
-    calibration = calibration_of(call)
-    changes: dict[str, Any] = {}
-    if call.lead == "auto" and not calibration.leads:
-        changes["lead"] = None
-    if call.method == METHODS["robust"] and call.lead in ("auto", calibration.lead):
-        changes["method"] = Method.named("robust", **calibration.method)
-    if calibration.result and call.segment == "draft" and call.result is None:
-        changes |= {"segment": "answer", "result": calibration.result}
-    if calibration.prior and call.prior is None:
-        changes["prior"] = dict(calibration.prior)
-    return changes
-
-
-def lead_id_of(call: Options) -> str | None:
-    """``Calibration.lead_id``, if the call's calibration file decides who leads."""
-    if not _decides_lead(call):
-        return None
-    assert call.calibration
-    return _lead_id(call.calibration, _modified_ns(call.calibration))
-
-
-def routing_for(call: Options, turns: Iterable[Turn]) -> Routing | None:
-    """Who leads this answer, if the call's calibration file decides that."""
-    if not _decides_lead(call):
-        return None
-    return calibration_of(call).lead_for(turns, call.embeddings)
-
-
-def _decides_lead(call: Options) -> bool:
-    """Whether there is a calibration file, and the user has chosen neither a lead nor a method
-    without a lead."""
-    return bool(call.calibration) and call.lead == "auto" and call.method.margin is not None

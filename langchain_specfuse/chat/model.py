@@ -38,7 +38,6 @@ from . import members as _members
 from . import messages as _messages
 from . import shape as _shape
 from . import structured as _structured
-from .calibration import lead_id_of
 from .call_text import Splitter, marked, reason_of
 from .chunks import AnswerChunks
 from .errors import langchain_errors
@@ -412,9 +411,8 @@ class SpecFuseChatModel(Options, BaseChatModel):
         drafting = len(call.members)
         options = {name: getattr(call, name) for name in sorted(Options.model_fields)}
         others = {name: value for name, value in options.items() if name not in _ELSEWHERE}
-        lead_id = lead_id_of(call)
-        if lead_id is not None:
-            others["calibration"] = lead_id
+        if call.lead_id is not None:
+            others["calibration"] = call.lead_id
         return {
             "model": call.model_name or "+".join(call.writers),
             "members": identities[:drafting],

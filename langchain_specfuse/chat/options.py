@@ -16,12 +16,14 @@ from langchain_core.language_models import BaseChatModel
 from pydantic import Field, PrivateAttr, ValidationInfo, field_validator, model_validator
 
 from ..core.checks import Check
-from ..core.options import Flag, Method, Settings
+from ..core.options import METHODS, Flag, Method, Settings
+from ..core.values import Turn
 from ..errors import UsageError, advised, meant
 from ..removed import removed
-from .calibration import changes_for
+from .calibration import calibration_for, lead_id_of
 from .functions import function_id
 from .references import check_prices, members_list, names_of
+from .routing import Routing
 
 log = logging.getLogger("langchain_specfuse")
 
@@ -189,13 +191,43 @@ class Call(Options):
         return cls(**{"members": None, **_without_none(fields), **chosen}).calibrated()
 
     def calibrated(self) -> Self:
-        """The call with the options that its calibration file decides."""
+        """The call with the options that its calibration file decides for all questions, because
+        the user did not choose them."""
         if not self.calibration:
             return self
-        changes = changes_for(self)
+        calibration = calibration_for(self.calibration, self.writers, self.embeddings)
+        changes: dict[str, Any] = {}
+        if self.lead == "auto" and not calibration.leads:
+            changes["lead"] = None
+        if self.method == METHODS["robust"] and self.lead in ("auto", calibration.lead):
+            changes["method"] = Method.named("robust", **calibration.method)
+        if calibration.result and self.segment == "draft" and self.result is None:
+            changes |= {"segment": "answer", "result": calibration.result}
+        if calibration.prior and self.prior is None:
+            changes["prior"] = dict(calibration.prior)
         call = type(self)(**{**dict(self), **changes})
         call._has_calibrated_result = "result" in changes
         return call
+
+    def routing(self, turns: Iterable[Turn]) -> Routing | None:
+        """Who leads this answer, if the calibration file decides that."""
+        if not self.calibration or not self._leaves_lead_open:
+            return None
+        calibration = calibration_for(self.calibration, self.writers, self.embeddings)
+        return calibration.lead_for(turns, self.embeddings)
+
+    @property
+    def lead_id(self) -> str | None:
+        """A text that is different for calibration files that may choose different leads; None if
+        no file decides who leads."""
+        if not self.calibration or not self._leaves_lead_open:
+            return None
+        return lead_id_of(self.calibration)
+
+    @property
+    def _leaves_lead_open(self) -> bool:
+        """Whether the user has chosen neither a lead nor a method without a lead."""
+        return self.lead == "auto" and self.method.margin is not None
 
     @property
     def has_calibrated_result(self) -> bool:

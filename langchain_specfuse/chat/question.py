@@ -26,7 +26,6 @@ from ..engine.checker import Checker
 from ..engine.ensemble import Ensemble
 from ..errors import UsageError, advised
 from . import shape as _shape
-from .calibration import routing_for
 from .call_text import arguments_of, lone_call
 from .errors import loading_errors
 from .members import ensemble_for, id_of
@@ -61,7 +60,7 @@ class Question:
         turns = turns_of(messages)
         shape = _shape.shape_of(call, stop or ())
         changes: dict[str, Any] = {"result": _result(call, shape)}
-        routing = routing_for(call, turns)
+        routing = call.routing(turns)
         if routing is not None:
             changes["lead"] = routing.lead
         if call.seed is None and call.temperature:

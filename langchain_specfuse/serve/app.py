@@ -19,6 +19,7 @@ from ..chat.model import SpecFuseChatModel
 from ..chat.options import Call
 from ..errors import UsageError
 from ..show.page import live
+from ..show.trace import Trace
 from .answers import RETRY_S, AnswerResponse, Metrics
 from .requests import Limits, refuse_other_model, request_in
 from .responses import ApiError, Completion, Rounds, api_error
@@ -100,7 +101,7 @@ def app_of(
         return await answer(request)
 
     if page:
-        html = live()
+        html = live(Trace().as_dict())
         headers = {"content-security-policy": "frame-ancestors 'none'", "cache-control": "no-cache"}
 
         @app.api_route("/", methods=["GET", "HEAD"], dependencies=[Depends(_guard((), hosts))])

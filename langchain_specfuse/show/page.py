@@ -18,7 +18,6 @@ from importlib.resources import files
 from typing import Any
 
 from .terminal import visible
-from .trace import Trace
 
 SCRIPTS = ("plot.js", "round.js", "page.js")
 """The page's scripts, in the order in which they run. The last one draws the page."""
@@ -34,13 +33,13 @@ def page(trace: Mapping[str, Any]) -> str:
     return _filled(ask="", title=_text(title), run=_data(trace), answer=_text(answer))
 
 
-def live() -> str:
-    """The live page, which sends questions to its own server. It contains the template of a saved
-    run's page."""
+def live(trace: Mapping[str, Any]) -> str:
+    """The live page, which sends questions to its own server. It begins with this trace, and
+    contains the template of a saved run's page."""
     saved = f'<script type="application/json" id="shell">{_data(_filled(ask=""))}</script>\n'
     blank = {
         "title": "One answer from several models",
-        "run": _data(Trace().as_dict()),
+        "run": _data(trace),
         "answer": "none yet",
     }
     scripts = (*SCRIPTS, "talk.js", "live.js")

@@ -13,13 +13,10 @@ import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol, TypeVar
 
 from ...errors import UsageError, advised, amount
 from .vllm_command import VllmSource, flags, python_with_vllm
-
-if TYPE_CHECKING:
-    from .vllm_server import VllmServer
 
 log = logging.getLogger("langchain_specfuse")
 
@@ -64,17 +61,27 @@ class Gpu:
         return min(self.free_bytes, int(USABLE * self.total_bytes))
 
 
-def places_of(
-    servers: Sequence[VllmServer], first: int = 0
-) -> dict[VllmServer, Place | BaseException]:
+class Placed(Protocol):
+    """What is known of a server before it starts."""
+
+    name: str
+    source: VllmSource
+    place: Place | None
+    """Where it ran last; None: nowhere yet."""
+
+
+Server = TypeVar("Server", bound=Placed)
+
+
+def places_of(servers: Sequence[Server], first: int = 0) -> dict[Server, Place | BaseException]:
     """The place of each of these servers, which start together, or the error of one that cannot be
     placed. A server that has run before keeps its place.
 
     ``first``: how many GPUs were given to servers that already run.
     """
     known = gpus()
-    places: dict[VllmServer, Place | BaseException] = {}
-    on_gpus: dict[VllmServer, str] = {}
+    places: dict[Server, Place | BaseException] = {}
+    on_gpus: dict[Server, str] = {}
     for server in servers:
         if server.place is not None:  # it starts again
             places[server] = server.place
@@ -127,10 +134,10 @@ def gpus() -> list[Gpu]:
 
 
 def _on_gpus(
-    servers: Mapping[VllmServer, str], known: Sequence[Gpu], first: int
-) -> dict[VllmServer, Place | BaseException]:
-    places: dict[VllmServer, Place | BaseException] = {}
-    chosen: dict[VllmServer, list[Gpu]] = {}
+    servers: Mapping[Server, str], known: Sequence[Gpu], first: int
+) -> dict[Server, Place | BaseException]:
+    places: dict[Server, Place | BaseException] = {}
+    chosen: dict[Server, list[Gpu]] = {}
     for server in servers:
         source = server.source
         try:
@@ -183,7 +190,7 @@ def _refuse_many(source: VllmSource, count: int, known: Sequence[Gpu]) -> None:
         raise advised(error, "choose fewer, or a machine with more GPUs")
 
 
-def _part(server: VllmServer, gpu: Gpu, chosen: Mapping[VllmServer, Sequence[Gpu]]) -> float:
+def _part(server: Server, gpu: Gpu, chosen: Mapping[Server, Sequence[Gpu]]) -> float:
     """The part of this GPU's memory that the server gets: what its user chose, or else an
     equal share of the rest, rounded down, because vLLM refuses a part that is larger than what is
     free."""
@@ -214,7 +221,7 @@ def _chosen_bytes(memory: float, gpu: Gpu) -> float:
 # --- on the CPU -----------------------------------------------------------------------------------
 
 
-def _warn_of_unseen_gpu(server: VllmServer, version: str) -> None:
+def _warn_of_unseen_gpu(server: Placed, version: str) -> None:
     """This build of vLLM needs a GPU. It may find one that we do not see: one by AMD or Intel, or a
     part of one (MIG)."""
     log.warning(
