@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, AnyStr
 
@@ -70,9 +71,7 @@ class CallReader:
         self._arguments = self._sent = 0
 
     def fork(self) -> CallReader:
-        other = CallReader.__new__(CallReader)
-        other.__dict__.update(self.__dict__)
-        return other
+        return copy(self)
 
     @property
     def inside(self) -> bool:

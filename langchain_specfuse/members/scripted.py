@@ -115,9 +115,6 @@ class ScriptedMember:
         self.open_queries: dict[str, str] = {}
         """query id -> its script; empty again when all queries have been forgotten."""
 
-    def __getstate__(self) -> dict[str, Any]:
-        return dict(vars(self))
-
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         """Start a copy with its counters at zero."""
         vars(self).update(state)
