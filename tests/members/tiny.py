@@ -519,9 +519,7 @@ class Rereading(Cache):
 
 def without_cache(member: TransformersMember) -> TransformersMember:
     """Return this member, whose model was given in memory, with the reference for caches."""
-    weights = member._in_memory
-    assert weights is not None
-    weights.new_cache = lambda adapter, name: Rereading(weights)  # type: ignore[method-assign]
+    member._new_cache = lambda weights, adapter: Rereading(weights)  # type: ignore[method-assign]
     return member
 
 

@@ -17,7 +17,7 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from ctypes import POINTER, c_int8, c_int32
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -25,9 +25,7 @@ from ...errors import MemberError, advised
 from ..local.cache import Cache
 from ..local.strands import Extension, Logits, SequenceKey, Strand
 from .binding import CACHE_TYPES, COMPLAINTS, NO_ROOM, Batch, thread_count
-
-if TYPE_CHECKING:
-    from .model import GgufWeights, LoraAdapter
+from .model import GgufWeights, LoraAdapter
 
 log = logging.getLogger("langchain_specfuse")
 T = TypeVar("T")

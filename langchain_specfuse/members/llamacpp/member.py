@@ -20,6 +20,7 @@ from ..local.member import (
 )
 from ..local.weights import Weights
 from ..names import check_argument
+from .cache import LlamaCppCache
 from .model import GgufSource, GgufWeights, load, load_early
 
 
@@ -99,6 +100,9 @@ class LlamaCppMember(LocalMember):
     def unload(self) -> None:
         self._early = None
         super().unload()
+
+    def _new_cache(self, weights: Any, adapter: Any) -> LlamaCppCache:
+        return LlamaCppCache(weights, adapter)
 
     def _load_weights(self) -> GgufWeights:
         early, self._early = self._early, None

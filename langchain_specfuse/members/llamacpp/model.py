@@ -21,10 +21,8 @@ import psutil
 from ...errors import MemberError, UsageError, advised
 from .. import hub
 from ..files import gguf_length
-from ..local.cache import Cache
 from ..local.weights import Weights
 from .binding import COMPLAINTS, gpu, llamacpp, thread_count
-from .cache import LlamaCppCache
 from .tokenizer import GgufTokenizer
 
 
@@ -110,15 +108,12 @@ class GgufWeights(Weights):
             self._adapters[path] = LoraAdapter(path, handle)
         return self._adapters[path]
 
-    def new_cache(self, adapter: LoraAdapter | None, member: str) -> LlamaCppCache:
-        return LlamaCppCache(self, adapter)
-
     def free_bytes(self) -> int:
         # Weights are mapped from their file, and the system counts such memory as available.
         mapped = getattr(psutil.Process().memory_info(), "shared", 0)
         return max(0, int(psutil.virtual_memory().available) - mapped)
 
-    def describe(self, cache: Cache) -> str:
+    def describe(self) -> str:
         chip = self.chip
         if self.device == "cpu":
             count = thread_count()
@@ -126,7 +121,7 @@ class GgufWeights(Weights):
         text = ctypes.create_string_buffer(256)
         self.lib.llama_model_desc(self.handle, text, len(text))
         architecture = text.value.decode("utf-8", "replace")
-        return f"{self.device}, {architecture}, {chip}, {cache.kind}"
+        return f"{self.device}, {architecture}, {chip}"
 
 
 # --- what the file needs --------------------------------------------------------------------------

@@ -1,5 +1,5 @@
-"""Answers a batch of jobs for one cache: turns each job into tokens and then into a reply
-(:class:`OpenJob`). The worker has formed the batch.
+"""Answers the jobs of members that share a cache (:class:`LocalGroup`). The worker has collected
+them; here each becomes tokens and then a reply (:class:`OpenJob`).
 
 Members that reason do so first. Jobs whose context does not fit fail, long contexts are read in
 chunks, and all other jobs are computed in parts that fit into memory (:meth:`.Cache.batches`). If a
@@ -8,15 +8,16 @@ part fails, its halves are tried, down to single jobs. ``drafting`` writes the d
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from functools import cached_property
+from typing import Any, TypeAlias
+from weakref import WeakSet
 
-from ...constraints import trigger
+from ...constraints import Vocabulary, trigger, vocabulary
 from ...core.values import (
     Constraint,
     Draft,
@@ -32,17 +33,13 @@ from ...core.values import (
 from ...errors import UsageError, emptied
 from ..text.prompts import CandidateTokens, Context, Prompts
 from ..text.tools import call_format
+from .cache import Cache
 from .drafting import Leftover, OpenDraft, most_tokens, write_drafts
 from .logits import candidate_ends, candidate_logprobs
 from .masking import AnswerState, DraftConstraint
 from .strands import Branches, Logits, SequenceKey
 from .thinking import Thought, think
-
-if TYPE_CHECKING:
-    from .cache import Cache
-    from .member import LocalMember
-
-log = logging.getLogger("langchain_specfuse")
+from .weights import Weights
 
 Job: TypeAlias = DraftJob | ScoreJob
 AnyReply: TypeAlias = Reply | PrefillPending | None
@@ -53,46 +50,110 @@ SPARE = 8
 """This many more tokens than a candidate seems to need, because its first token may change."""
 
 
-def draft(cache: Cache, jobs: Sequence[tuple[Any, DraftJob]]) -> list[Any]:
-    """The reply to each (member, job), in their order."""
-    return _replies(cache, "draft", jobs, _draft)
+class LocalGroup:
+    """Members that share a cache, so that their jobs share batches: see :class:`.BatchGroup`."""
+
+    def __init__(self, cache: Cache) -> None:
+        self.cache = cache
+        self._members: WeakSet[Loaded] = WeakSet()
+
+    @classmethod
+    def of(
+        cls,
+        weights: Weights,
+        adapter: str | None,
+        prefix_cache: bool | int,
+        member: str,
+        new_cache: Callable[[Weights, Any], Cache],
+    ) -> LocalGroup:
+        """The one group for these weights, this adapter and this setting. Its cache gets a share of
+        the memory that is free now. ``member``: for errors."""
+        with weights.lock:
+            loaded = weights.adapter(adapter, member) if adapter else None
+            # The type counts: prefix_cache=1 is one byte, and True is the usual share.
+            key = (loaded, repr(prefix_cache))
+            group: LocalGroup | None = weights.groups.get(key)
+            if group is None:
+                group = weights.groups[key] = cls(new_cache(weights, loaded))
+                group.cache.take_share(prefix_cache)
+            return group
+
+    def draft(self, jobs: Sequence[tuple[Any, DraftJob]]) -> list[Any]:
+        """The reply to each (member, job), in their order."""
+        return self._replies(jobs, _draft)
+
+    def score(self, jobs: Sequence[tuple[Any, ScoreJob]]) -> list[Any]:
+        """The reply to each (member, job), in their order."""
+        return self._replies(jobs, _score)
+
+    def _replies(self, jobs: Sequence[tuple[Any, Job]], work: Work) -> list[Any]:
+        replies: dict[int, Any] = {}
+        own: list[OpenJob] = []
+        for position, (member, job) in enumerate(jobs):
+            loaded = member.loaded
+            if loaded is not None and loaded.group is self:
+                own.append(OpenJob(position, loaded, job))
+            else:  # it has been unloaded since the job was queued, or has another adapter
+                again = member.draft if isinstance(job, DraftJob) else member.score
+                (replies[position],) = again([job])
+        with self.cache.weights.at_work():
+            replies |= _own_replies(self.cache, own, work)
+            for open_job in own:
+                member, _ = jobs[open_job.position]
+                if member.batch_group is not self:  # it was unloaded meanwhile
+                    open_job.forget_query()
+                    self.cache.lose([open_job.key])
+        return [replies[position] for position in range(len(jobs))]
+
+    def join(self, member: Loaded) -> None:
+        """Note that a member was loaded."""
+        self._members.add(member)
+
+    def leave(self, member: Loaded) -> None:
+        """Note that a member was unloaded. Prefixes stay while another member can use them."""
+        self._members.discard(member)
+        if not self._members:
+            self.cache.drop_prefixes()
 
 
-def score(cache: Cache, jobs: Sequence[tuple[Any, ScoreJob]]) -> list[Any]:
-    """The reply to each (member, job), in their order."""
-    return _replies(cache, "score", jobs, _score)
+@dataclass(eq=False)
+class Loaded:
+    """A member while it is loaded: what its batches need of it."""
 
+    id: str
+    group: LocalGroup
+    prompts: Prompts
+    thinking_tokens: int
+    repetition_penalty: float | None
+    states: dict[str, QueryState]
+    """What it keeps of each query, by the query's id."""
 
-def lose(cache: Cache, keys: Sequence[SequenceKey], error: Exception | None = None) -> None:
-    """Drop what is cached for these sequences, because it may be wrong. If the error says that no
-    memory is left, drop everything."""
-    try:
-        if error is not None and cache.is_out_of_memory(error):
-            cache.free_memory()
-        for key in keys:
-            cache.drop(key)
-    except Exception as worse:  # the device is gone, and everything on it
-        log.debug("the cache on %s cannot be cleaned: %s", cache.weights.device, worse)
+    @property
+    def cache(self) -> Cache:
+        return self.group.cache
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """Its tokens, for grammars."""
+        weights = self.cache.weights
+        stops = list(self.prompts.stops)
+        return vocabulary(weights.tokenizer, weights.vocabulary_size, stops)
+
+    def key(self, query_id: str) -> SequenceKey:
+        """The name of this query in the cache."""
+        return SequenceKey(query_id, self.id)
+
+    def state(self, job: Job) -> QueryState:
+        """What it keeps of the job's query."""
+        query = job.query
+        if query.id not in self.states:
+            think = isinstance(job, DraftJob) or job.thinks
+            prompt = self.prompts.prompt(query.turns, query.tools, query.constraint, think=think)
+            self.states[query.id] = QueryState(Context(self.prompts, prompt), len(prompt))
+        return self.states[query.id]
 
 
 # --- from jobs to batches -------------------------------------------------------------------------
-
-
-def _replies(cache: Cache, name: str, jobs: Sequence[tuple[Any, Any]], work: Work) -> list[Any]:
-    replies: dict[int, Any] = {}
-    own: list[OpenJob] = []
-    for position, (member, job) in enumerate(jobs):
-        if member.batch_group is cache:
-            own.append(OpenJob(position, member, cache, job))
-        else:  # it has been unloaded since the job was queued, or has another adapter
-            (replies[position],) = getattr(member, name)([job])
-    with cache.weights.at_work():
-        replies |= _own_replies(cache, own, work)
-        for job in own:
-            if job.member.batch_group is not cache:  # it was unloaded meanwhile
-                job.forget_query()
-                lose(cache, [job.key])
-    return [replies[position] for position in range(len(jobs))]
 
 
 def _own_replies(cache: Cache, jobs: list[OpenJob], work: Work) -> dict[int, AnyReply]:
@@ -143,9 +204,9 @@ def _safely(cache: Cache, batch: list[OpenJob], work: Work) -> list[AnyReply]:
         broken = emptied(error)  # before the next try: its frames hold the tensors of the pass
     else:
         pairs = zip(batch, replies, strict=True)
-        lose(cache, [job.key for job, reply in pairs if _has_nan(reply)])
+        cache.lose([job.key for job, reply in pairs if _has_nan(reply)])
         return replies
-    lose(cache, [job.key for job in batch], broken)
+    cache.lose([job.key for job in batch], broken)
     if len(batch) == 1:
         message = ""
         if cache.is_out_of_memory(broken):
@@ -172,7 +233,7 @@ def _has_nan(reply: AnyReply) -> bool:
 def _think(cache: Cache, batch: list[OpenJob]) -> list[None]:
     """Write the reasoning of these jobs' members."""
     for job in batch:
-        if job.job.query.id not in job.member.states:
+        if job.job.query.id not in job.loaded.states:
             job.must_think()  # another try
     thoughts = [job.thought for job in batch if job.thought]
     try:
@@ -263,8 +324,8 @@ class OpenJob:
 
     position: int
     """Its place among the jobs."""
-    member: LocalMember
-    cache: Cache
+    loaded: Loaded
+    """Its member."""
     job: Job
     thought: Thought | None = None
     """The reasoning that the member must write first."""
@@ -273,18 +334,19 @@ class OpenJob:
     candidates: list[CandidateTokens] = field(default_factory=list)
     size: int = 0
     """At most about this many tokens must be cached for it."""
-    prompts: Prompts = field(init=False)
-    """The member's prompts, kept here in case the member is unloaded meanwhile."""
-    key: SequenceKey = field(init=False)
-    """The query's name in the cache."""
 
-    def __post_init__(self) -> None:
-        self.prompts = self.member.prompts
-        self.key = self.member.key(self.job.query.id)
+    @property
+    def cache(self) -> Cache:
+        return self.loaded.cache
+
+    @property
+    def key(self) -> SequenceKey:
+        """The query's name in the cache."""
+        return self.loaded.key(self.job.query.id)
 
     @property
     def state(self) -> QueryState:
-        return self.member.state(self.job, self.prompts)
+        return self.loaded.state(self.job)
 
     # --- before it is read ------------------------------------------------------------------------
 
@@ -300,9 +362,9 @@ class OpenJob:
         return self.thought is not None
 
     def _new_thought(self) -> Thought | None:
-        member, prompts = self.member, self.prompts
+        prompts = self.loaded.prompts
         marks = prompts.template.marks
-        if marks is None or not prompts.thinks or self.job.query.id in member.states:
+        if marks is None or not prompts.thinks or self.job.query.id in self.loaded.states:
             return None
         prompt = self.state.context.prompt
         # A token has at least one byte, so these hold the mark.
@@ -310,15 +372,15 @@ class OpenJob:
         words = prompts.words
         if not marks.opened(words.tokenizer.decode(last, skip_special_tokens=False)):
             return None
-        budget, limit = member.settings.thinking_tokens, self._limit
+        budget, limit = self.loaded.thinking_tokens, self._limit
         if limit is not None:
             budget = min(budget, (limit - len(prompt)) // 2)
-        sampling = Sampling(repetition_penalty=self._own_penalty)
+        sampling = Sampling(repetition_penalty=self.loaded.repetition_penalty)
         return Thought(self.key, prompt, budget, words, prompts.stops, sampling, marks)
 
     def forget_query(self) -> None:
         """Discard what the member keeps of the query: the next job makes it again."""
-        self.member.states.pop(self.job.query.id, None)
+        self.loaded.states.pop(self.job.query.id, None)
 
     def keep_thought(self, thought: Thought) -> None:
         """Note that the reasoning is complete. It is part of the prompt from now on."""
@@ -348,7 +410,7 @@ class OpenJob:
         if isinstance(job, DraftJob):
             self.size = len(self.context) + most_tokens(job)
             return len(self.context) + 1
-        self.candidates = self.prompts.candidates(job, context)
+        self.candidates = self.loaded.prompts.candidates(job, context)
         sizes = [len(candidate.ids) for candidate in self.candidates]
         new = sum(abs(size - len(self.context)) + SPARE for size in sizes)
         self.size = len(self.context) + new
@@ -359,20 +421,16 @@ class OpenJob:
         return self.cache.weights.context_limit
 
     @property
-    def _own_penalty(self) -> float | None:
-        """The member's repetition penalty; if it has none, that of the model's generation
-        config."""
-        own = self.member.settings.repetition_penalty
-        if own is not None:
-            return own
-        return getattr(self.cache.weights.generation_config, "repetition_penalty", None)
+    def _is_first(self) -> bool:
+        """Whether no member has written anything of the answer yet."""
+        return not any(segment.tokens for segment in self.job.answer)
 
     # --- drafts -----------------------------------------------------------------------------------
 
     def begin_draft(self) -> OpenDraft:
         assert isinstance(self.job, DraftJob)
-        job, prompts = self.job, self.prompts
-        penalty = job.sampling.repetition_penalty or self._own_penalty
+        job, prompts = self.job, self.loaded.prompts
+        penalty = job.sampling.repetition_penalty or self.loaded.repetition_penalty
         room = job.max_tokens
         if self._limit is not None:
             room = min(room, self._limit - len(self.context))
@@ -395,7 +453,7 @@ class OpenJob:
     def _constraint(self, constraint: Constraint) -> DraftConstraint:
         state = self.state
         if state.answer_state is None:
-            state.answer_state = AnswerState(self.member.vocabulary.grammar(constraint))
+            state.answer_state = AnswerState(self.loaded.vocabulary.grammar(constraint))
         answer = "".join(segment.text for segment in self.job.answer)
         form = call_format(constraint)
         begin = trigger(form) if form else ""
@@ -413,8 +471,7 @@ class OpenJob:
         if isinstance(reply, Failure):
             return reply
         state.leftover = draft.leftover()
-        is_first = not any(segment.tokens for segment in self.job.answer)
-        return replace(reply, thought=state.thought) if is_first else reply
+        return replace(reply, thought=state.thought) if self._is_first else reply
 
     # --- scores -----------------------------------------------------------------------------------
 
@@ -424,7 +481,7 @@ class OpenJob:
 
     def scored(self, logits: list[Logits]) -> Scored:
         """The reply, without its cost. ``logits`` are those of each branch."""
-        prompts = self.prompts
+        prompts = self.loaded.prompts
         pairs = list(zip(self.candidates, logits, strict=True))
         logprobs = tuple(candidate_logprobs(tokens, rows, prompts.stops) for tokens, rows in pairs)
         ends = None

@@ -1,5 +1,4 @@
-"""The cache of everything that was read with one model and one of its adapters, or none: a batch
-group.
+"""The cache of everything that was read with one model and one of its adapters, or none.
 
 A query has a *trunk*, the strand of its prompt and agreed answer, and *branches*, one strand for
 each draft that was scored. The branch that is agreed becomes the trunk, so nothing is read twice.
@@ -12,18 +11,17 @@ continues from the agreed text or is read again.
 
 from __future__ import annotations
 
+import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 from weakref import WeakSet
 
 import numpy as np
 
-from ...core.values import DraftJob, ScoreJob
-from . import batch
 from .strands import (
     Branches,
     Extension,
@@ -34,15 +32,17 @@ from .strands import (
     closest,
     common_prefix,
 )
+from .weights import Weights
 
-if TYPE_CHECKING:
-    from .member import LocalMember
-    from .weights import Weights
+log = logging.getLogger("langchain_specfuse")
 
 Text = tuple[SequenceKey, list[int]]
 """A sequence, and the tokens that it must hold."""
 T = TypeVar("T")
 
+CACHE_SHARE = 0.3
+"""The cache of a member may take this part of the memory that is free after loading, or an equal
+part where there are too many caches for that: see :func:`cache_share`."""
 LEAST = 8
 """At least this many drafts are scored together, even if other strands must be freed for them."""
 
@@ -79,7 +79,6 @@ class Cache(ABC):
         """``chunk``: at most this many tokens of a long text are read at once."""
         self.weights = weights
         self.chunk = chunk
-        self.members: WeakSet[LocalMember] = WeakSet()
         self.budget: int | None = None
         """Bytes for open queries and prefixes together. None: no limit."""
         self.tokens_read = 0
@@ -98,22 +97,6 @@ class Cache(ABC):
         """A function that returns the logits that drafts in progress keep."""
         with _LOCK:
             _CACHES.add(self)
-
-    # --- the batch group --------------------------------------------------------------------------
-
-    def draft(self, jobs: Sequence[tuple[Any, DraftJob]]) -> list[Any]:
-        """The reply to each (member, job)."""
-        return batch.draft(self, jobs)
-
-    def score(self, jobs: Sequence[tuple[Any, ScoreJob]]) -> list[Any]:
-        """The reply to each (member, job)."""
-        return batch.score(self, jobs)
-
-    def leave(self, member: LocalMember) -> None:
-        """Note that a member was unloaded. Prefixes stay while another member can use them."""
-        self.members.discard(member)
-        if not self.members:
-            self.drop_prefixes()
 
     # --- what an engine implements ----------------------------------------------------------------
 
@@ -156,6 +139,11 @@ class Cache(ABC):
         """How many of ``count`` more strands fit if only drafts of other queries than these are
         freed."""
         return count
+
+    @property
+    def detail(self) -> str:
+        """How it keeps what was read, in words for users."""
+        return self.kind
 
     def with_room(self, read: Callable[[], T], keys: Sequence[SequenceKey]) -> T:
         """Read for these queries, after making room if there is too little."""
@@ -366,6 +354,17 @@ class Cache(ABC):
         self.reused.pop(key, None)
         self._read_ahead.pop(key, None)
 
+    def lose(self, keys: Iterable[SequenceKey], error: Exception | None = None) -> None:
+        """Drop what is cached for these sequences, because it may be wrong. If the error says that
+        no memory is left, drop everything."""
+        try:
+            if error is not None and self.is_out_of_memory(error):
+                self.free_memory()
+            for key in keys:
+                self.drop(key)
+        except Exception as worse:  # the device is gone, and everything on it
+            log.debug("the cache on %s cannot be cleaned: %s", self.weights.device, worse)
+
     def drop_prefixes(self) -> None:
         """Free all prefixes."""
         self._release_all(self.prefixes.clear())
@@ -422,6 +421,16 @@ class Cache(ABC):
         kept = [row for strand in self.strands for row in strand.rows]
         sizes = {id(row): row.nbytes for row in (*kept, *self._drafted())}
         return sum(sizes.values())
+
+    def take_share(self, prefix_cache: bool | int) -> None:
+        """Take a share of the memory that is free now, and lower the budgets of earlier caches on
+        the device to the same share."""
+        caches = caches_on(self.weights.device)
+        budget = int(cache_share(len(caches)) * self.weights.free_bytes())
+        for other in caches:
+            if other is not self:
+                other.lower_budget(budget)
+        self.set_budget(budget, prefix_bytes(budget, prefix_cache))
 
     def set_budget(self, budget: int, prefix_bytes: int) -> None:
         """Allow at most ``budget`` bytes, ``prefix_bytes`` of them for prefixes. The excess is
@@ -502,3 +511,23 @@ class Cache(ABC):
             return False
         bound = limit * max(float(expected.std()), 1e-6)
         return all(float((row - expected).std()) < bound for row in rows)
+
+
+def cache_share(count: int) -> float:
+    """The part of the free memory that each of ``count`` caches may take.
+
+    >>> cache_share(1), cache_share(3), cache_share(5)
+    (0.3, 0.3, 0.2)
+    """
+    return min(CACHE_SHARE, 1 / max(count, 1))
+
+
+def prefix_bytes(budget: int, prefix_cache: bool | int) -> int:
+    """The bytes of a cache that prefixes may take.
+
+    >>> prefix_bytes(900, True), prefix_bytes(900, False), prefix_bytes(900, 50)
+    (300, 0, 50)
+    """
+    if prefix_cache is True:
+        return budget // 3
+    return min(budget, int(prefix_cache))

@@ -12,19 +12,17 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ...core.answer import kept_tokens
 from ...core.values import Draft, DraftJob, Effort, Failure, Sampling
 from ..text.words import OVERTIME, AddedText, End, Words, complete, end_at, find_end
+from .cache import Cache
 from .logits import end_logprobs, logprobs_of, most_likely, sample
 from .masking import DraftConstraint, cut_in_structure, masked, without
 from .strands import Logits, SequenceKey
-
-if TYPE_CHECKING:
-    from .cache import Cache
 
 CUTS = (kept_tokens, cut_in_structure)
 """Functions that find where a draft may be cut. In prose only the first is used."""

@@ -18,34 +18,23 @@ from typing import Annotated, Any, ClassVar, TypeAlias
 
 from pydantic import Field
 
-from ...constraints import Vocabulary, vocabulary
+from ...constraints import Vocabulary
 from ...core.member import Probe
 from ...core.values import Draft, DraftJob, Failure, Scored, ScoreJob, Tool, Turn
 from ...errors import UsageError, advised, emptied
 from .. import hub
 from ..files import preview, reasons
-from ..text.prompts import Context, Prompts
+from ..text.prompts import Prompts
 from ..text.templates import Template, end_of_turn, stop_ids
 from ..text.words import Words
-from .batch import Job, QueryState, lose
+from .batch import Loaded, LocalGroup, QueryState
 from .cache import Cache
-from .strands import SequenceKey
 from .weights import Weights
 
 log = logging.getLogger("langchain_specfuse")
 
 _IDS = count()
-_PROCESS = (
-    "cache",
-    "states",
-    "_prompts",
-    "_vocabulary",
-    "_in_memory",
-    "_device",
-    "_probe",
-    "_id",
-    "_early",
-)
+_PROCESS = ("loaded", "states", "_in_memory", "_device", "_probe", "_id", "_early")
 """Attributes that stay in this process."""
 
 ThinkingTokens: TypeAlias = Annotated[int, Field(ge=0, description="0 switches reasoning off")]
@@ -99,13 +88,10 @@ class LocalMember(ABC):
         self._start_unloaded(in_memory)
 
     def _start_unloaded(self, in_memory: Weights | None) -> None:
-        self.cache: Cache | None = None
-        """Everything that this member and others with the same adapter have read. None: not
-        loaded."""
+        self.loaded: Loaded | None = None
+        """None: not loaded."""
         self.states: dict[str, QueryState] = {}
         """By query id."""
-        self._prompts: Prompts | None = None
-        self._vocabulary: Vocabulary | None = None
         self._probe: Probe | None = None
         self._in_memory = in_memory
         self._device = in_memory.device if in_memory else "loading"
@@ -150,9 +136,16 @@ class LocalMember(ABC):
         return self._device
 
     @property
-    def batch_group(self) -> Cache | None:
+    def batch_group(self) -> LocalGroup | None:
         """Members with the same one share batches."""
-        return self.cache
+        loaded = self.loaded
+        return loaded.group if loaded is not None else None
+
+    @property
+    def cache(self) -> Cache | None:
+        """Everything that this member and others with the same adapter have read."""
+        loaded = self.loaded
+        return loaded.cache if loaded is not None else None
 
     @property
     def last_sign(self) -> float:
@@ -173,22 +166,22 @@ class LocalMember(ABC):
         )
 
     def probe(self) -> Probe:
-        self._loaded_cache()
+        self._load()
         assert self._probe is not None
         return self._probe
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[Draft | Failure]:
-        return self._loaded_cache().draft([(self, job) for job in jobs])
+        return self._load().group.draft([(self, job) for job in jobs])
 
     def score(self, jobs: Sequence[ScoreJob]) -> list[Scored | Failure]:
-        return self._loaded_cache().score([(self, job) for job in jobs])
+        return self._load().group.score([(self, job) for job in jobs])
 
     def forget(self, query_id: str) -> None:
-        cache = self.cache
-        if cache is None:
+        loaded = self.loaded
+        if loaded is None:
             return
-        with cache.weights.at_work():
-            self._forget(cache, query_id)
+        with loaded.cache.weights.at_work():
+            self._forget(loaded, query_id)
 
     def unload(self) -> None:
         """Free the weights and all caches (weights given in memory stay yours). The next job loads
@@ -198,17 +191,16 @@ class LocalMember(ABC):
         worker, like everything else that changes the cache: ``llm.unload()`` and
         :func:`~langchain_specfuse.unload` do.
         """
-        cache, self.cache = self.cache, None
-        self._prompts = self._vocabulary = self._probe = None
-        if cache is None:
+        loaded, self.loaded, self._probe = self.loaded, None, None
+        if loaded is None:
             return
-        weights = cache.weights
+        weights = loaded.cache.weights
         with weights.at_work():
             for query_id in list(self.states):
-                self._forget(cache, query_id)
-            cache.leave(self)
+                self._forget(loaded, query_id)
+            loaded.group.leave(loaded)
         self.states.clear()
-        del cache  # the last member frees the cache, and with it the adapter that the cache holds
+        del loaded  # the last member frees the cache, and with it the adapter that the cache holds
         weights.prune()
 
     # --- what it keeps ----------------------------------------------------------------------------
@@ -217,7 +209,8 @@ class LocalMember(ABC):
     def prefixes(self) -> dict[str, int]:
         """What is kept of finished queries: the number of prefixes, their tokens and their
         bytes."""
-        kept = self.cache.prefixes.kept if self.cache is not None else []
+        cache = self.cache
+        kept = cache.prefixes.kept if cache is not None else []
         return {
             "prefixes": len(kept),
             "tokens": sum(len(strand.ids) for strand in kept),
@@ -227,40 +220,26 @@ class LocalMember(ABC):
     def drop_prefixes(self) -> None:
         """Free what is kept of finished queries. Call it on the member's worker, like everything
         else that changes the cache."""
-        if self.cache is not None:
-            self.cache.drop_prefixes()
+        cache = self.cache
+        if cache is not None:
+            cache.drop_prefixes()
 
-    def key(self, query_id: str) -> SequenceKey:
-        """The name of this query in the cache."""
-        return SequenceKey(query_id, self._id)
-
-    def state(self, job: Job, prompts: Prompts) -> QueryState:
-        """What it keeps of the job's query. For a new query, ``prompts`` makes it."""
-        query = job.query
-        if query.id not in self.states:
-            think = isinstance(job, DraftJob) or job.thinks
-            prompt = prompts.prompt(query.turns, query.tools, query.constraint, think=think)
-            self.states[query.id] = QueryState(Context(prompts, prompt), len(prompt))
-        return self.states[query.id]
-
-    def _forget(self, cache: Cache, query_id: str) -> None:
+    def _forget(self, loaded: Loaded, query_id: str) -> None:
         self.states.pop(query_id, None)
-        key = self.key(query_id)
+        cache, key = loaded.cache, loaded.key(query_id)
         try:
             cache.forget(key)
         # There is no room to keep it, or the device is gone. Other queries are not affected.
         except Exception as error:
             log.warning("%s: what was read for a query could not be kept: %s", self.name, error)
-            lose(cache, [key], emptied(error))
+            cache.lose([key], emptied(error))
 
     # --- text and tokens --------------------------------------------------------------------------
 
     @property
     def prompts(self) -> Prompts:
         """Turns its queries into tokens. Any thread may use it."""
-        # Read once: the worker may unload the member at any time.
-        prompts = self._prompts
-        return self._load()[1] if prompts is None else prompts
+        return self._load().prompts
 
     @property
     def words(self) -> Words:
@@ -282,10 +261,7 @@ class LocalMember(ABC):
     @property
     def vocabulary(self) -> Vocabulary:
         """Its tokens, for grammars."""
-        if self._vocabulary is None:
-            weights = self._loaded_cache().weights
-            self._vocabulary = vocabulary(weights.tokenizer, weights.vocabulary_size, self.stops)
-        return self._vocabulary
+        return self._load().vocabulary
 
     def token_ids(self, text: str) -> list[int]:
         """The text's tokens in this member's tokenizer."""
@@ -301,17 +277,24 @@ class LocalMember(ABC):
     def _load_weights(self) -> Weights:
         """Its weights. They are loaded now unless another member has loaded them."""
 
-    def _loaded_cache(self) -> Cache:
-        cache = self.cache
-        return self._load()[0] if cache is None else cache
+    @abstractmethod
+    def _new_cache(self, weights: Any, adapter: Any) -> Cache:
+        """An empty cache for everything that is read with these weights and this adapter."""
 
-    def _load(self) -> tuple[Cache, Prompts]:
+    def _load(self) -> Loaded:
+        """Load the member unless it is loaded. The worker may unload it at any time, so callers
+        keep what this returns."""
+        loaded = self.loaded
+        if loaded is not None:
+            return loaded
         weights = self._in_memory or self._load_weights()
         self._device = weights.device
         with weights.at_work():
-            cache = weights.cache(self.adapter, self.prefix_cache, self.name)
+            group = LocalGroup.of(
+                weights, self.adapter, self.prefix_cache, self.name, self._new_cache
+            )
         prompts = self._new_prompts(weights)
-        detail = weights.describe(cache)
+        detail = f"{weights.describe()}, {group.cache.detail}"
         log.info("%s: %s", self.name, detail)
         self._probe = Probe(
             self.source.model,
@@ -323,9 +306,24 @@ class LocalMember(ABC):
             reasons=reasons(prompts.template.chat_template, self.spec),
             excludes=True,
         )
-        cache.members.add(self)
-        self._prompts, self.cache = prompts, cache
-        return cache, prompts
+        loaded = Loaded(
+            self._id,
+            group,
+            prompts,
+            self.settings.thinking_tokens,
+            self._penalty(weights),
+            self.states,
+        )
+        group.join(loaded)
+        self.loaded = loaded
+        return loaded
+
+    def _penalty(self, weights: Weights) -> float | None:
+        """Its repetition penalty; if it has none, that of the model's generation config."""
+        own = self.settings.repetition_penalty
+        if own is not None:
+            return own
+        return getattr(weights.generation_config, "repetition_penalty", None)
 
     def _new_prompts(self, weights: Weights) -> Prompts:
         settings, tokenizer = self.settings, weights.tokenizer

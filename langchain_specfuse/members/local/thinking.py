@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,11 +16,9 @@ from ...core.answer import continues_loop
 from ...core.values import Sampling
 from ..text.thinking import Marks
 from ..text.words import REPLACEMENT, Words
+from .cache import Cache
 from .logits import sample
 from .strands import SequenceKey
-
-if TYPE_CHECKING:
-    from .cache import Cache
 
 TAIL = 16
 """The mark that closes a thought is searched for in the last tokens: as many as it has bytes, plus

@@ -24,6 +24,7 @@ from ..names import check_argument
 from .source import Source
 
 if TYPE_CHECKING:
+    from .cache import ModelCache
     from .model import TransformersWeights
 
 _RESERVED = {
@@ -125,6 +126,11 @@ class TransformersMember(LocalMember):
             in_memory=None if is_named else _in_memory(model, tokenizer),
         )
         _refuse_without_engine()
+
+    def _new_cache(self, weights: Any, adapter: Any) -> ModelCache:
+        from .cache import best_cache
+
+        return best_cache(weights, adapter, self.name)
 
     def _load_weights(self) -> TransformersWeights:
         from .model import load

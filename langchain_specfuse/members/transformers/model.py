@@ -22,9 +22,8 @@ from ...errors import MemberError, UsageError, advised, emptied
 from .. import hub
 from ..chat_model.names import hint_for
 from ..files import config_length
-from ..local.cache import Cache
 from ..local.weights import Weights
-from .cache import Forward, ModelCache, best_cache, is_out_of_memory
+from .forward import Forward, is_out_of_memory
 from .lora import Adapter, Adapters
 from .source import Source
 
@@ -56,9 +55,6 @@ class TransformersWeights(Weights):
     def prune(self) -> None:
         self.adapters.prune()
 
-    def new_cache(self, adapter: Adapter | None, member: str) -> ModelCache:
-        return best_cache(self, adapter, member)
-
     def free_bytes(self) -> int:
         """``device`` is a model's: ``cpu``, ``cuda:0``, ``mps:0``."""
         free = free_memory()
@@ -67,12 +63,9 @@ class TransformersWeights(Weights):
             return int(psutil.virtual_memory().available)
         return free.get(self.device, free.get(kind, 0))
 
-    def describe(self, cache: Cache) -> str:
+    def describe(self) -> str:
         dtype = str(self.model.dtype).removeprefix("torch.")
-        kind = cache.kind
-        if isinstance(cache, ModelCache) and cache.joins:
-            kind += " in batches"
-        return f"{self.device}, {dtype}, {self.forward.attention}, {kind}"
+        return f"{self.device}, {dtype}, {self.forward.attention}"
 
     @property
     def parameters(self) -> int:

@@ -255,12 +255,13 @@ def test_unloading_a_member_during_a_batch_fails_no_other_job_and_leaves_nothing
         if len(passes) == 3:
             unloaded.unload()
 
-    hook = group.weights.model.register_forward_pre_hook(unload)
+    gone, kept = (member.loaded.key(query.id) for member in (unloaded, other))
+    hook = group.cache.weights.model.register_forward_pre_hook(unload)
     (_, _), (_, job) = jobs = draft_jobs([unloaded, other], query)
     _, reply = group.draft(jobs)
     hook.remove()
     assert unloaded.batch_group is None and not unloaded.states
-    assert unloaded.key(query.id) not in group.trunks and other.key(query.id) in group.trunks
+    assert gone not in group.cache.trunks and kept in group.cache.trunks
     (truth,) = made.twins[other].draft([job])
     assert tiny.difference(reply, truth) < NEAR
 
