@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from langchain_specfuse.constraints import check, referee_for, respaced
+from langchain_specfuse.constraints import Respacing, check, referee_for, respaced
 from langchain_specfuse.core.referee import FREE
 from langchain_specfuse.core.values import Constraint
 from langchain_specfuse.errors import SpecFuseError
@@ -134,6 +135,17 @@ def test_white_space_in_json_is_normalised_to_the_grammars(
     assert respaced(Constraint("json"), "", text) == right
     answer = right[: int(share * len(right))]
     assert answer + respaced(Constraint("json"), answer, right[len(answer) :]) == right
+
+
+@given(values, spacings, st.sampled_from(["", "```json\n", " ``` "]), st.data())
+def test_white_space_is_normalised_the_same_in_every_division_into_parts(
+    value: Any, spacing: dict[str, Any], fence: str, data: st.DataObject
+) -> None:
+    text = fence + json.dumps(value, ensure_ascii=False, **spacing)
+    cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=5).map(sorted))
+    parts = [text[start:end] for start, end in pairwise([0, *cuts, len(text)])]
+    spacing_of = Respacing(Constraint("json"))
+    assert "".join(map(spacing_of.plus, parts)) == respaced(Constraint("json"), "", text)
 
 
 def test_white_space_stays_if_the_answer_need_not_be_json() -> None:
