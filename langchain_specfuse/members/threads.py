@@ -13,13 +13,14 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
-from ..core.silence import LOOKS, Silence, late, silent
+from ..core.call import Call, note_arrival, refuse_closed
+from ..core.call import interrupted_by as interrupted_by
+from ..core.silence import Silence, late, silent
 from ..core.values import Draft, DraftJob, Failure, Scored, ScoreJob
 from ..errors import MemberError, UsageError, amount
 
@@ -34,6 +35,7 @@ Job = DraftJob | ScoreJob
 Work = Literal["draft", "score"]
 
 _THREAD = threading.local()
+refuse_late = refuse_closed
 
 
 # --- the members ----------------------------------------------------------------------------------
@@ -43,16 +45,12 @@ class ConcurrentMember(ABC):
     """A member that works on several jobs at the same time, each in a thread of its own."""
 
     name: str
-    max_concurrency: int
+    max_concurrency: Any
     _calls: Calls
 
     def _start_calls(self) -> None:
         """Begin without any job: for a new member, and for a copy."""
         self._calls = Calls(self.name, self.max_concurrency)
-
-    @abstractmethod
-    def note_sign(self) -> None:
-        """Note a sign of life of the member."""
 
     @abstractmethod
     def _answer(self, work: Work, job: Any) -> Any:
@@ -91,12 +89,9 @@ class ConcurrentMember(ABC):
 
         for at, job in enumerate(jobs):
             self.begin(work, job, partial(deliver, at))
-        limits = [job.silence_s for job in jobs if job.silence_s is not None]
-        pause_s = min(limits) / LOOKS if limits else None
         with news:
             while left:
-                news.wait(pause_s)
-                self.note_sign()  # its caller need not watch it, because each job is watched
+                news.wait()
         return replies
 
 
@@ -109,35 +104,10 @@ def note_sign(ahead_s: float = 0.0) -> None:
 
     Raises if nobody needs the job's reply any more, so that nothing more is read for it.
     """
-    refuse_late()
+    note_arrival()
     call: _Call | None = getattr(_THREAD, "call", None)
     if call is not None:
-        call.sign = time.monotonic() + ahead_s
-
-
-def refuse_late() -> None:
-    """Raise if the job that this thread works on was given up, or if its answer is over."""
-    call: _Call | None = getattr(_THREAD, "call", None)
-    if call is not None and (call.is_late or call.is_over):
-        raise MemberError(
-            "the request was given up before this part of its reply arrived", kind="timeout"
-        )
-
-
-@contextmanager
-def interrupted_by(interrupt: Callable[[], None]) -> Iterator[None]:
-    """If the job that this thread works on is given up meanwhile, or its answer ends, call
-    ``interrupt`` from another thread."""
-    call: _Call | None = getattr(_THREAD, "call", None)
-    if call is None:
-        yield
-        return
-    call.set_interrupt(interrupt)
-    try:
-        refuse_late()  # it may have happened before the interrupt was set
-        yield
-    finally:
-        call.set_interrupt(None)
+        call.ahead = time.monotonic() + ahead_s
 
 
 class _Call:
@@ -155,15 +125,15 @@ class _Call:
         self.work = work
         self.deliver = deliver
         self.forget = partial(forget, job.query.id)
-        self.sign = 0.0
+        self.handle = Call()
+        self.ahead = 0.0
+        """No sign can come until then."""
         self.is_late = False
         """Whether it was given up."""
         self.is_over = False
         """Whether its answer is over."""
         self._began = 0.0
         self._silence: Silence | None = None
-        self._interrupt: Callable[[], None] | None = None
-        self._lock = threading.Lock()
 
     @property
     def is_limited(self) -> bool:
@@ -171,9 +141,13 @@ class _Call:
 
     def start_clock(self) -> None:
         """Count its time from now on: waiting in a queue does not count."""
-        self._began = self.sign = time.monotonic()
+        self._began = self.handle.last = time.monotonic()
         if self.job.silence_s is not None:
-            self._silence = Silence(self.job.silence_s, self.sign, self.sign)
+            self._silence = Silence(self.job.silence_s, self._began, self._began)
+
+    @property
+    def sign(self) -> float:
+        return max(self.handle.last, self.ahead)
 
     def pause_s(self, now: float) -> float:
         """The time until the next check of its limits."""
@@ -206,15 +180,6 @@ class _Call:
         except Exception:  # one receiver's error must not end the thread that serves others
             log.exception("a reply could not be delivered")
 
-    def set_interrupt(self, interrupt: Callable[[], None] | None) -> None:
-        with self._lock:
-            self._interrupt = interrupt
-
-    def interrupt(self) -> None:
-        with self._lock:  # so that nothing is interrupted after it has ended
-            if self._interrupt is not None:
-                self._interrupt()
-
 
 class Calls:
     """The jobs of one member: at most ``max_concurrency`` under way, and those that wait.
@@ -223,7 +188,7 @@ class Calls:
     while a server hangs.
     """
 
-    def __init__(self, name: str, max_concurrency: int) -> None:
+    def __init__(self, name: str, max_concurrency: int | None) -> None:
         self._name = name
         self.max_concurrency = max_concurrency
         self._waiting: deque[_Call] = deque()
@@ -260,7 +225,7 @@ class Calls:
         for call in dropped:
             call.reply(Failure("error", "the answer is over"))
         for call in interrupted:
-            call.interrupt()
+            call.handle.close()
         if not interrupted:
             act()
 
@@ -273,7 +238,8 @@ class Calls:
         """Begin waiting calls while there is room."""
         while True:
             with self._news:
-                if not self._waiting or len(self._under_way) >= self.max_concurrency:
+                limit = self.max_concurrency
+                if not self._waiting or (limit and len(self._under_way) >= limit):
                     return
                 call = self._waiting.popleft()
                 failure = self._refusal(call) or self._start(call)
@@ -283,7 +249,8 @@ class Calls:
     def _refusal(self, call: _Call) -> Failure | None:
         """Calls with limits do not pile up behind others that hang."""
         hung = len(self._late)
-        if not call.is_limited or hung < self.max_concurrency:
+        limit = self.max_concurrency
+        if not call.is_limited or limit is None or hung < limit:
             return None
         message = f"still waiting for {amount(hung, 'earlier request')} without a reply"
         return Failure("timeout", message)
@@ -304,7 +271,8 @@ class Calls:
 
     def _run(self, call: _Call) -> None:
         _THREAD.call = call
-        reply = call.timed(_reply(call))
+        with call.handle.in_this_thread():
+            reply = call.timed(_reply(call))
         _THREAD.call = None
         forget: Callable[[], None] | None = None
         with self._news:
@@ -343,7 +311,7 @@ class Calls:
     def _check_limits(self) -> None:
         while (exceeded := self._next_exceeded()) is not None:
             for call, failure in exceeded:
-                call.interrupt()
+                call.handle.close()
                 call.reply(failure)
             if exceeded:
                 self._begin_waiting()

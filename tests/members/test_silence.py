@@ -15,12 +15,11 @@ from functools import partial
 from typing import Any
 
 import pytest
-from langchain_core.messages import AIMessage
-from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.outputs import ChatGenerationChunk
 from langchain_openai import ChatOpenAI
 
 from langchain_specfuse import ChatModelMember, LlamaCppMember, ServerMember
-from langchain_specfuse.core.values import Draft, DraftJob, Failure, Segment
+from langchain_specfuse.core.values import Draft, DraftJob, Failure
 from langchain_specfuse.engine.worker import QueuedJob, Worker
 
 from . import tiny
@@ -277,36 +276,6 @@ def test_a_stream_that_was_given_up_is_closed_when_it_goes_on(
     assert until(lambda: not threads_of("closed"))
 
 
-class InOnePiece(Talker):
-    """Has no streaming, and takes ``takes_s`` for a reply."""
-
-    takes_s: float = 2 * LIMIT_S
-    disable_streaming: Any = True
-
-    def _generate(self, messages: Any, *args: Any, **options: Any) -> ChatResult:
-        time.sleep(self.takes_s)
-        return ChatResult(generations=[ChatGeneration(message=AIMessage(self.script))])
-
-
-def test_a_reply_in_one_piece_has_a_second_for_each_token_of_the_answer() -> None:
-    member = ChatModelMember(InOnePiece(asked=[], said=[], closed=[]), name="whole")
-    (reply,) = replies_of(member, [asking("Why?", max_tokens=64)])
-    assert isinstance(reply, Draft)
-    assert replies_of(member, [asking("Why?", max_tokens=30)]) == [SILENT]
-
-
-def test_a_new_request_in_mid_answer_may_take_longer(hanging: Any) -> None:
-    """It reads everything again, and a model that reasons reasons again."""
-    model = hanging(way="continue")
-    member = ChatModelMember(model, name="mid")
-    job = asking("Why?")
-    (first,) = replies_of(member, [job])
-    model.first_s = 2 * LIMIT_S
-    other = replace(job, answer=(Segment(first.text), Segment(" and so")))
-    (reply,) = replies_of(member, [other])
-    assert isinstance(reply, Draft)
-
-
 # --- chat models over HTTP ------------------------------------------------------------------------
 
 
@@ -339,11 +308,8 @@ def test_a_provider_that_falls_silent_is_late_and_leaves_no_thread_and_no_connec
     assert until(lambda: not threads_of("provider"))
 
 
-@pytest.mark.parametrize("silence_s", [LIMIT_S, None], ids=["limited", "not limited"])
 @pytest.mark.parametrize("rest", ["nothing", "usage", "empty chunks"])
-def test_a_reply_with_a_finish_reason_is_used_although_its_connection_stays_open(
-    rest: str, silence_s: float | None
-) -> None:
+def test_a_reply_with_a_finish_reason_is_used_although_its_connection_stays_open(rest: str) -> None:
     """The server sends usage after the finish reason, or keeps the connection alive, or neither."""
     end = {"index": 0, "delta": {}, "finish_reason": "stop"}
     usage = {"prompt_tokens": 26, "completion_tokens": 3, "total_tokens": 29}
@@ -355,7 +321,7 @@ def test_a_reply_with_a_finish_reason_is_used_although_its_connection_stays_open
     model = ChatOpenAI(model="tiny", base_url=server.url, api_key="none", max_retries=0)
     member = ChatModelMember(model, name="open")
     try:
-        (reply,) = replies_of(member, [asking("Why?")], silence_s=silence_s)
+        (reply,) = member.draft([asking("Why?")])
     finally:
         server.stop()
     assert isinstance(reply, Draft) and (reply.text, reply.ended) == ("The sky.", True)

@@ -1,11 +1,11 @@
 """ChatModelMember: any LangChain chat model, such as Ollama's or a hosted one. Text in, text out.
 
-A draft is read from the model's own stream, which stays open: as long as this member's drafts are
-chosen, its next draft is the next part of that stream. A member that writes alone, or leads and is
-not corrected, therefore gives its own answer in one request. When another draft is chosen, the
-stream is cancelled, and a new one continues the chosen text; a short trial finds out how this model
-continues a text. The member votes by ballot: it sees the drafts, labelled with letters, in two
-orders.
+All text is read from the model's own stream, which stays open. A member that writes alone, or leads
+and is not corrected, hands on each part as it arrives, and gives its own answer in one request. In
+votes, as long as this member's drafts are chosen, its next draft is the next part of that stream.
+When another draft is chosen, the stream is cancelled, and a new one continues the chosen text; a
+short trial finds out how this model continues a text. The member votes by ballot: it sees the
+drafts, labelled with letters, in two orders.
 
 Paper: members vote by likelihood alone; hosted models do not report the likelihood of a given text.
 """
@@ -29,7 +29,6 @@ from pydantic import Field, InstanceOf
 
 from ...core.letters import LETTERS, chosen_letter
 from ...core.member import Probe
-from ...core.silence import quiet_s
 from ...core.values import (
     BUDGET,
     REFUSAL,
@@ -51,7 +50,7 @@ from ...errors import MemberError, UsageError, advised
 from ..arguments import checked
 from ..names import check_argument, kind_of
 from ..text.templates import all_as_text, with_system
-from ..threads import ConcurrentMember, Work, note_sign
+from ..threads import ConcurrentMember, Work
 from .continuing import QUOTED, is_undecided, joined, repeatable, repeated_words
 from .names import chat_model_named, key_of, name_of
 from .replies import Reply
@@ -79,10 +78,6 @@ BALLOT_WORDS = 12
 """A ballot is read up to this many words."""
 DOUBT = 0.1
 """What a ballot adds to each draft's count, so that no draft gets a probability of zero."""
-NEW_REQUEST_S = 90.0
-"""The first chunk of a new request in mid-answer may come this much later than the next chunk of an
-open stream, because the model reads everything again, and may reason again. (The worker's limit for
-the first job of an answer includes this.)"""
 INPUTS = {
     "image": "image_inputs",
     "file": "pdf_inputs",
@@ -168,8 +163,6 @@ class ChatModelMember(ConcurrentMember):
         self.key_variable = ""
         """The environment variable with the key that the model was given; empty: the model itself
         says which it reads."""
-        self.last_sign = 0.0
-        """When it last checked its jobs, as in :class:`.Member`."""
         self._way: str | None = None
         """How it continues a text; empty: it cannot; None: not tried yet."""
         self._repeats: int | None = 0
@@ -192,7 +185,7 @@ class ChatModelMember(ConcurrentMember):
         """Its arguments, and how its model continues a text, but no open streams. A model that was
         given by name is created again from its name, because most providers' objects cannot be
         pickled."""
-        state = vars(self) | {"_streams": {}, "last_sign": 0.0}
+        state = vars(self) | {"_streams": {}}
         del state["_calls"]
         return state if self._model_name is None else state | {"model": None}
 
@@ -208,6 +201,13 @@ class ChatModelMember(ConcurrentMember):
 
     is_hosted = True
     """Whether what it reads and writes is part of an answer's cost."""
+    waits = True
+    """Its work is done elsewhere: it is asked for each answer in a thread of its own."""
+
+    @property
+    def streams(self) -> bool:
+        """Whether its reply arrives in parts. If it does not, nothing arrives before its end."""
+        return self.model._should_stream(async_api=False, stream=True)
 
     @property
     def device(self) -> str:
@@ -249,14 +249,42 @@ class ChatModelMember(ConcurrentMember):
     def probe(self) -> Probe:
         return self.preview()
 
-    def note_sign(self) -> None:
-        self.last_sign = time.monotonic()
+    begin = ConcurrentMember.begin
 
-    def _answer(self, work: Work, job: Any) -> Draft | Scored | Failure:
+    def draft(self, jobs: Sequence[DraftJob]) -> list[Draft | Failure]:
+        return [self._answer("draft", job) for job in jobs]
+
+    def score(self, jobs: Sequence[ScoreJob]) -> list[Scored | Failure]:
+        return [self._answer("score", job) for job in jobs]
+
+    def stream(self, job: DraftJob) -> Iterator[Draft | Failure]:
+        """As in :class:`.Member`. The model's own stream stays open for a draft after it, until
+        ``forget``."""
+        self._read_key_again()
+        others: list[Effort] = []
+        try:
+            yield from self._written(job, others)
+        except (MemberError, UsageError) as error:
+            yield self._failed(error, others)
+
+    def _answer(self, work: Work, job: Any) -> Any:
+        """The reply to one job."""
+        self._read_key_again()
+        others: list[Effort] = []
+        try:
+            return self._draft(job, others) if work == "draft" else self._ballot(job)
+        except (MemberError, UsageError) as error:
+            return self._failed(error, others)
+
+    def _read_key_again(self) -> None:
+        """Chat models read their keys once. If the provider has refused it, the environment may
+        have another one now."""
         if self.is_denied and self._model_name is not None:
-            # Chat models read their keys once, and the environment may have another one now.
             self._use(chat_model_named(self._model_name))
-        return self._draft(job) if work == "draft" else self._ballot(job)
+
+    def _failed(self, error: MemberError | UsageError, others: Sequence[Effort]) -> Failure:
+        """``others``: the cost of requests that no draft has reported."""
+        return replace(Failure.of(error, str(error)), effort=sum(others, Effort()))
 
     def _forget(self, query_id: str) -> None:
         self._refusals.pop(query_id, None)
@@ -275,51 +303,63 @@ class ChatModelMember(ConcurrentMember):
 
     # --- drafts -----------------------------------------------------------------------------------
 
-    def _draft(self, job: DraftJob) -> Draft | Failure:
+    def _draft(self, job: DraftJob, others: list[Effort]) -> Draft | Failure:
+        """A draft of about ``segment_tokens`` words. ``others`` as for :meth:`_stream_for`."""
         start = time.perf_counter()
         answer = _text_of(job.answer)
-        refusals = self._refusals.get(job.query.id, {})
-        if job.sampling in refusals:
-            return Failure(REFUSAL, refusals[job.sampling])
-        others: list[Effort] = []
-        try:
-            stream = self._stream_for(job, answer, others)
-        except MemberError as error:
-            spent = self._priced(sum(others, Effort()))
-            return replace(Failure.of(error, str(error)), effort=spent)
+        stream = self._stream_for(job, answer, others)
         words_before = stream.words
         text, ended = stream.draft(answer, min(job.segment_tokens, job.max_tokens), job.max_tokens)
-        thought, stream.thought = stream.thought.strip(), ""
-        effort = replace(
-            self._priced(sum(others, stream.new_usage())),
-            read=stream.words - words_before,
-            seconds=time.perf_counter() - start,
-        )
-        if stream.is_refused_after(answer + text):
-            self._refusals[job.query.id] = {**refusals, job.sampling: stream.refusal}
-            self._close(job.query.id)
-            return Failure(REFUSAL, stream.refusal, effort=effort)
+        effort = stream.new_effort(stream.words - words_before, time.perf_counter() - start)
+        effort = sum(others, effort)
+        if stream.is_refused_after(len(answer) + len(text)):
+            return self._refused(job, stream, effort)
         tokens = tuple(zlib.crc32(word.encode()) for word in words_of(text)[: job.max_tokens])
         least = stream.least(answer, text)
+        thought = stream.take_thought().strip()
         return Draft(text, ended, tokens, effort=effort, thought=thought, least=least)
+
+    def _written(self, job: DraftJob, others: list[Effort]) -> Iterator[Draft | Failure]:
+        """What the model writes, as it arrives. ``others`` as for :meth:`_stream_for`."""
+        answer = _text_of(job.answer)
+        stream = self._stream_for(job, answer, others)
+        place = len(answer)
+        for draft in stream.drafts(answer, job.max_tokens):
+            if others:
+                draft = replace(draft, effort=sum(others, draft.effort))
+                others.clear()
+            place += len(draft.text)
+            if stream.is_refused_after(place):
+                yield self._refused(job, stream, draft.effort)
+            else:
+                yield draft
+
+    def _refused(self, job: DraftJob, stream: OpenStream, effort: Effort) -> Failure:
+        """The failure of a reply that is a refusal. It is not requested again."""
+        self._refusals.setdefault(job.query.id, {})[job.sampling] = stream.refusal
+        self._close(job.query.id)
+        return Failure(REFUSAL, stream.refusal, effort=effort)
 
     def _stream_for(self, job: DraftJob, answer: str, others: list[Effort]) -> OpenStream:
         """The query's open stream if it agrees with the answer, else a new one. The cost of each
         other request that this takes is appended to ``others``."""
-        stream = self._streams.get(job.query.id)
+        query_id = job.query.id
+        refusal = self._refusals.get(query_id, {}).get(job.sampling)
+        if refusal is not None:
+            raise MemberError(refusal, member=self.name, kind=REFUSAL)
+        stream = self._streams.get(query_id)
         if stream is None or stream.sampling != job.sampling or not stream.agrees_with(answer):
-            self._close(job.query.id)
-            stream = self._streams[job.query.id] = self._opened(job, answer, others)
+            self._close(query_id)
+            stream = self._streams[query_id] = self._opened(job, answer, others)
         return stream
 
     def _opened(self, job: DraftJob, answer: str, others: list[Effort]) -> OpenStream:
         """A stream of what the model writes next. ``others`` as for :meth:`_stream_for`."""
         query = job.query
         self._refuse_if_spent(job)
-        wait_s = self._wait_s(job)
-        note_sign(wait_s)
         messages = self._messages(query.turns, query.tools, query.constraint)
         options = sampling_of(self.model, job.sampling)
+        kept = {"constraint": query.constraint, "sampling": job.sampling}
         # The constraint demands the text so far; no member wrote it.
         is_demanded = query.constraint is not None and not any(
             segment.tokens for segment in job.answer
@@ -327,19 +367,23 @@ class ChatModelMember(ConcurrentMember):
         if is_demanded or not answer:
             parts = self._begun(messages, options, format_of(self.model, query.constraint))
             sent = _words_in(messages)
-            stream = OpenStream(parts, "", sent, query.constraint, job.sampling)
+            stream = self._new_stream(parts, "", sent, **kept)
             if stream.agrees_with(answer) or stream.finish == REFUSAL:
                 return stream
             stream.close()
-            others.append(stream.new_usage())
+            others.append(stream.new_effort())
         if self._way is None:
-            self._way = self._find_way(wait_s, others)
+            self._way = self._find_way(others)
         if not self._way:
             raise self._cannot_continue(answer, is_demanded)
-        note_sign(wait_s)
         parts = self._continued(messages, answer, self._way, options, self._repeats)
         sent = _words_in(messages) + len(words_of(answer))
-        return OpenStream(parts, answer, sent, query.constraint, job.sampling)
+        return self._new_stream(parts, answer, sent, **kept)
+
+    def _new_stream(
+        self, parts: Iterator[StreamPart], before: str, sent: int = 0, **options: Any
+    ) -> OpenStream:
+        return OpenStream(parts, before, sent, price=self.price or (0.0, 0.0), **options)
 
     def _cannot_continue(self, answer: str, is_demanded: bool) -> MemberError:
         if not is_demanded:
@@ -363,12 +407,6 @@ class ChatModelMember(ConcurrentMember):
             raise MemberError(
                 "the answer's budget (max_calls, max_cost) is spent", member=self.name, kind=BUDGET
             )
-
-    def _priced(self, effort: Effort) -> Effort:
-        """The effort with its cost in dollars."""
-        read, written = self.price or (0.0, 0.0)
-        cost = (effort.input_tokens * read + effort.output_tokens * written) / 1e6
-        return replace(effort, cost=cost)
 
     # --- requests ---------------------------------------------------------------------------------
 
@@ -423,14 +461,6 @@ class ChatModelMember(ConcurrentMember):
         yield first
         yield from parts
 
-    def _wait_s(self, job: DraftJob) -> float:
-        """How much later than the next chunk of an open stream the first of a new request may
-        come."""
-        wait_s = NEW_REQUEST_S if job.answer else 0.0
-        if not self.model._should_stream(async_api=False, stream=True):
-            wait_s += quiet_s(job.max_tokens)
-        return wait_s
-
     def _continued(
         self,
         messages: Sequence[BaseMessage],
@@ -458,12 +488,12 @@ class ChatModelMember(ConcurrentMember):
             if part.least is not None:
                 least = part.least if least is None else min(least, part.least)
             if part.thought or any(part.usage):
-                yield replace(part, text="", finish="")
+                yield part._replace(text="", finish="")
             if part.finish or not is_undecided(reply, repeated):
                 if replies is not None:
                     replies.append(reply)
                 text = joined(answer, reply, repeated)
-                yield replace(part, text=text, thought="", usage=(0, 0), least=least)
+                yield part._replace(text=text, thought="", usage=(0, 0), least=least)
                 break
         yield from parts
 
@@ -472,17 +502,16 @@ class ChatModelMember(ConcurrentMember):
         that open."""
         return sampling_of(self.model, Sampling())
 
-    def _find_way(self, wait_s: float, costs: list[Effort]) -> str:
+    def _find_way(self, costs: list[Effort]) -> str:
         """The first way in which the model continues to count, or "". The cost of each trial is
         appended to ``costs``."""
         failure = None
         for way in WAYS:
             replies: list[str] = []
-            note_sign(wait_s)
             parts = self._continued(
                 self._messages(TRIAL), TRIAL_BEGUN, way, self._greedy(), replies=replies
             )
-            stream = OpenStream(parts, "")
+            stream = self._new_stream(parts, "")
             try:
                 text = stream.first_words(2)
                 if stream.finish == REFUSAL:
@@ -491,7 +520,7 @@ class ChatModelMember(ConcurrentMember):
                 log.info("%s cannot %s: %s", self.name, way, error)
                 failure = error
                 continue
-            costs.append(stream.new_usage())
+            costs.append(stream.new_effort())
             if re.match(rf"\W*{TRIAL_NEXT}\b", text, re.IGNORECASE):
                 words = repeated_words(TRIAL_BEGUN, "".join(replies))
                 self._repeats = None if words == len(TRIAL_BEGUN.split()) else words
@@ -516,15 +545,15 @@ class ChatModelMember(ConcurrentMember):
         for order in orders if size > 1 else []:
             messages = self._ballot_messages(job, order)
             parts = self._parts(messages, self._greedy())
-            stream = OpenStream(parts, "", _words_in(messages))
+            stream = self._new_stream(parts, "", _words_in(messages))
             reply = stream.first_words(BALLOT_WORDS)
-            effort += stream.new_usage()
+            effort += stream.new_effort()
             letter = chosen_letter(reply, [f"\0{number}" for number in order])
             if letter:
                 counts[order[LETTERS.index(letter)]] += 1.0
         scores = tuple((math.log(count / math.fsum(counts)),) for count in counts)
         seconds = time.perf_counter() - start
-        return Scored(scores, replace(self._priced(effort), seconds=seconds))
+        return Scored(scores, replace(effort, read=effort.output_tokens, seconds=seconds))
 
     def _ballot_messages(self, job: ScoreJob, order: Sequence[int]) -> list[BaseMessage]:
         """The ballot: the conversation, the answer so far, and the drafts, labelled with

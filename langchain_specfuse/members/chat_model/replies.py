@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -11,11 +12,12 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessageChunk, BaseMessage
 from langsmith import tracing_context
 
+from ...core.call import note_arrival
 from ...core.values import REFUSAL
 from ...errors import MemberError, advised
 from ..network import status_of, to_correct_key, to_reach
 from ..text.thinking import split_thought
-from ..threads import note_sign, shown
+from ..threads import shown
 from .limited import close, next_within
 from .refusals import REASONS, is_refusal, refusal_in
 from .stream import StreamPart
@@ -92,15 +94,16 @@ class Reply:
         own = {name: value for name, value in options.items() if name in fields}
         rest = {name: value for name, value in options.items() if name not in fields}
         model = self._model.model_copy(update=own) if own else self._model
+        with tracing_context(enabled=False):  # the round's own spans show what members do
+            untraced = contextvars.copy_context()
         chunk: Any = None
         chunks = model.stream(list(messages), **rest)
         try:
             while self._thought_size <= self._limit:
-                with tracing_context(enabled=False):  # the round's own spans show what members do
-                    chunk = self._next(chunks)
+                chunk = untraced.run(self._next, chunks)
                 if chunk is None:
                     break
-                note_sign()
+                note_arrival()
                 part = self._part(chunk)
                 if part is not None:
                     yield part
@@ -142,9 +145,7 @@ class Reply:
         """The next chunk. None if there is none, or if a complete reply gets no end."""
         if self._complete_at is None:
             return next(chunks, None)
-        left_s = max(self._complete_at - time.monotonic(), 0.0)
-        note_sign(left_s)
-        return next_within(chunks, left_s)
+        return next_within(chunks, max(self._complete_at - time.monotonic(), 0.0))
 
     def _part(self, chunk: Any) -> StreamPart | None:
         """What a chunk adds; None if it is empty."""
@@ -154,11 +155,13 @@ class Reply:
             _GIVE_REASONS.add(self._key)
         if self._finish != REFUSAL:  # after a refusal, the last chunk may still say "stop"
             self._finish = reason or self._finish
-        refusal = refusal_in(chunk)
-        if refusal is not None:
-            self._finish = REFUSAL
-            self._refusal += refusal
-        text, thought = str(chunk.text), _thought_in(chunk)
+        text, thought = str(chunk.text), ""
+        if chunk.additional_kwargs or not isinstance(chunk.content, str):
+            thought = _thought_in(chunk)
+            refusal = refusal_in(chunk)
+            if refusal is not None:
+                self._finish = REFUSAL
+                self._refusal += refusal
         if not self._begun:
             text, thought = self._split(text, thought)
         if self._has_reason and (reason or text or thought):
@@ -253,11 +256,14 @@ def _thought_in(chunk: AIMessageChunk) -> str:
 
 def _finish_of(metadata: Mapping[str, Any]) -> str:
     """Why a model stopped, in one word for all providers; empty if it has not."""
-    names = ("finish_reason", "stop_reason", "done_reason", "stopReason")
-    reason = next((str(metadata[name]) for name in names if metadata.get(name)), "").lower()
-    reason = reason or _finish_of_response(metadata)
-    if not reason:
-        return ""
+    for name in ("finish_reason", "stop_reason", "done_reason", "stopReason"):
+        if metadata.get(name):
+            reason = str(metadata[name]).lower()
+            break
+    else:
+        reason = _finish_of_response(metadata)
+        if not reason:
+            return ""
     if reason in ("length", "max_tokens", "max_output_tokens", "model_context_window_exceeded"):
         return "length"
     if reason in _BROKEN:

@@ -1,19 +1,20 @@
-"""The open stream of a chat model, read as far as drafts need it."""
+"""The open stream of a chat model, read as far as it is needed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+import zlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from ...constraints import breaks_off
-from ...constraints.rules import respaced
-from ...core.values import REFUSAL, Constraint, Effort, Sampling
+from ...constraints import Respacing, breaks_off
+from ...core.values import REFUSAL, Constraint, Draft, Effort, Sampling
 from ...errors import MemberError
-from .words import cut, words_of
+from .words import WordCount, cut, words_of
 
 
-@dataclass(frozen=True, slots=True)
-class StreamPart:
+class StreamPart(NamedTuple):
     """A part of a model's reply."""
 
     text: str
@@ -44,26 +45,31 @@ class OpenStream:
     constraint: Constraint | None = None
     sampling: Sampling | None = None
     """The sampling with which it was requested. Each sample has its own stream."""
+    price: Sequence[float] = (0.0, 0.0)
+    """Dollars per million input tokens and per million output tokens."""
     text: str = ""
     """What was read so far, spaced as the constraint demands."""
     finish: str = ""
     """Why the reply ended; empty while it is open."""
     refusal: str = ""
     thought: str = ""
-    _raw: str = ""
     _thought_words: int = 0
     _billed: tuple[int, int] = (0, 0)
     """The input and output tokens that the provider has reported."""
     _counted: tuple[int, int, int, int] = (0, 0, 0, 0)
-    """What :meth:`new_usage` has returned so far: requests, input tokens, output tokens, estimated
+    """What :meth:`new_effort` has returned so far: requests, input tokens, output tokens, estimated
     requests."""
     _least: list[tuple[int, float]] = field(default_factory=list)
     """For each part, the length of ``text`` after it and the part's lowest log-probability."""
 
+    def __post_init__(self) -> None:
+        self._spacing = Respacing(self.constraint, self.before)
+        self._count = WordCount()
+
     @property
     def words(self) -> int:
         """The number of words that were read, including those of the reasoning."""
-        return len(words_of(self._raw)) + self._thought_words
+        return self._count.total + self._thought_words
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -103,15 +109,54 @@ class OpenStream:
                 return kept, False
             count = min(2 * count + 8, most)
 
-    def is_refused_after(self, text: str) -> bool:
-        """Whether the model refused after this text, without writing more."""
-        return self.finish == REFUSAL and len(text) >= len(self.before) + len(self.text)
+    def drafts(self, answer: str, most: int) -> Iterator[Draft]:
+        """What comes after this answer, at most ``most`` words, as it arrives."""
+        place = len(answer) - len(self.before)
+        count = WordCount()
+        since, words_before = time.perf_counter(), self.words
+        while True:
+            text, thought = self.text[place:], self.take_thought()
+            ends, words = count.add(text)
+            if count.total > most:
+                kept = max(len(words) - (count.total - most), 0)
+                end = max(ends[kept] - len(words[kept]), 0)
+                text, ends, words = text[:end], ends[:kept], words[:kept]
+            is_over = count.total > most or bool(self.finish)
+            ended = is_over and count.total <= most and self.finish == "stop"
+            if text or thought or is_over:
+                place += len(text)
+                tokens = tuple(zlib.crc32(word.encode()) for word in words)
+                least = self._least_in(place - len(text), place)
+                effort = self.new_effort(self.words - words_before, time.perf_counter() - since)
+                yield Draft(text, ended, tokens, None, effort, tuple(ends), thought, least)
+                since, words_before = time.perf_counter(), self.words
+            if is_over:
+                return
+            self._read_part()
+
+    def take_thought(self) -> str:
+        """The reasoning that has come since the last call of this method."""
+        thought, self.thought = self.thought, ""
+        return thought
+
+    def is_refused_after(self, place: int) -> bool:
+        """Whether the model refused after so many characters of the answer, without writing
+        more."""
+        return self.finish == REFUSAL and place >= len(self.before) + len(self.text)
 
     def least(self, answer: str, text: str) -> float | None:
         """The lowest log-probability in this text after this answer; None: unknown."""
         start = len(answer) - len(self.before)
-        stop = start + len(text)
-        return min((least for end, least in self._least if start < end <= stop), default=None)
+        return self._least_in(start, start + len(text))
+
+    def _least_in(self, start: int, stop: int) -> float | None:
+        found = None
+        for end, least in reversed(self._least):
+            if end <= start:
+                break
+            if end <= stop:
+                found = least if found is None else min(found, least)
+        return found
 
     def close(self) -> None:
         """Cancel the reply, because text that is not sent is not billed."""
@@ -139,11 +184,12 @@ class OpenStream:
             self.finish = self.finish or "stop"
             return False
         self.thought += part.thought
-        self._raw += part.text
-        self._thought_words += len(words_of(part.thought))
+        self._count.add(part.text)
+        if part.thought:
+            self._thought_words += len(words_of(part.thought))
         # Summed, as LangChain sums the usage of chunks.
         self._billed = (self._billed[0] + part.usage[0], self._billed[1] + part.usage[1])
-        self.text = respaced(self.constraint, self.before, self._raw)
+        self.text += self._spacing.plus(part.text)
         if not part.has_reason and breaks_off(self.constraint, self.before + self.text):
             raise MemberError(
                 "its reply broke off: it ended without a finish reason, in the middle of an object "
@@ -157,8 +203,9 @@ class OpenStream:
 
     # --- usage ------------------------------------------------------------------------------------
 
-    def new_usage(self) -> Effort:
-        """What the stream has cost since the last call of this method."""
+    def new_effort(self, read: int = 0, seconds: float = 0.0) -> Effort:
+        """What the stream has cost since the last call of this method. ``read``: how many words
+        were read, ``seconds``: how long that took."""
         input_tokens, output_tokens = self._billed
         is_reported = bool(self.finish) and any(self._billed)
         if not is_reported:
@@ -169,10 +216,12 @@ class OpenStream:
         new = [now - before for now, before in zip(total, self._counted, strict=True)]
         self._counted = total
         return Effort(
-            new[2],
+            read,
             prompt=input_tokens,
+            seconds=seconds,
             requests=new[0],
             input_tokens=new[1],
             output_tokens=new[2],
+            cost=(new[1] * self.price[0] + new[2] * self.price[1]) / 1e6,
             estimated_requests=new[3],
         )

@@ -30,14 +30,57 @@ def words_of(text: str) -> list[str]:
     >>> words_of(" https://a.org/b?c=1")
     [' http', 's://', 'a.or', 'g/b?', 'c=1']
     """
-    words = []
-    for space, word in _WORD.findall(text):
-        pieces = [word]
-        if len(word) > LONG_WORD:
-            pieces = [word[at : at + 4] for at in range(0, len(word), 4)]
-        pieces[0] = space + pieces[0]
-        words += pieces
-    return words[:-1]  # the last match is empty
+    return [word for space, whole in _split(text) for word in _pieces(space, whole)]
+
+
+class WordCount:
+    """Counts the words of a text that arrives in parts. The count after each part is that of
+    :func:`words_of` for all of the text so far.
+
+    >>> count = WordCount()
+    >>> [count.add(part) for part in ("The sk", "y is", "")]
+    [([3, 6], ['The', ' sk']), ([4], [' is']), ([], [])]
+    >>> count.total
+    3
+    """
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._open = ""
+        """The last word, which may go on. Of a long one, only its end."""
+        self._counted = 0
+        """How many words it counts as."""
+
+    def add(self, part: str) -> tuple[list[int], list[str]]:
+        """The words that the part adds: the length of the part after each, and their texts. A word
+        that becomes long counts as several, of which some may end before the part."""
+        if not part:
+            return [], []
+        words: list[str] = []
+        ends: list[int] = []
+        end = -len(self._open)
+        for space, word in _split(self._open + part):
+            for piece in _pieces(space, word):
+                end += len(piece)
+                words.append(piece)
+                ends.append(max(end, 0))
+        del words[: self._counted], ends[: self._counted]
+        word = word[max(len(word) - LONG_WORD - 1, 0) // 4 * 4 :]
+        self._open = space + word
+        self._counted = len(_pieces(space, word))
+        self.total += len(words)
+        return ends, words
+
+
+def _split(text: str) -> list[tuple[str, str]]:
+    """The words of a text, long ones whole, each with the white space before it."""
+    return _WORD.findall(text)[:-1]  # the last match is empty
+
+
+def _pieces(space: str, word: str) -> list[str]:
+    if len(word) <= LONG_WORD:
+        return [space + word]
+    return [space + word[:4], *(word[at : at + 4] for at in range(4, len(word), 4))]
 
 
 def cut(text: str, count: int) -> str:

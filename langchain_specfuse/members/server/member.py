@@ -149,13 +149,7 @@ class ServerMember(ConcurrentMember):
 
     @property
     def last_sign(self) -> float:
-        working = self._chat or self._client
-        return 0.0 if working is None else working.last_sign
-
-    def note_sign(self) -> None:
-        working = self._chat or self._client
-        if working is not None:
-            working.note_sign()
+        return 0.0 if self._client is None else self._client.last_sign
 
     @property
     def spec(self) -> dict[str, Any]:

@@ -1,0 +1,251 @@
+"""A chat model that leads hands on its own stream, part by part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from langchain_core.messages import AIMessage, AIMessageChunk
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+
+from langchain_specfuse import ChatModelMember
+from langchain_specfuse.core.call import Call
+from langchain_specfuse.core.values import Constraint, Draft, DraftJob, Effort, Failure, Segment
+from langchain_specfuse.members.chat_model.words import words_of
+
+from . import tiny
+from .contract import draft_job, drafted
+from .test_chat_model import (
+    LONG,
+    NO,
+    REASONED,
+    SAID_NO,
+    STORY,
+    Talker,
+    counted,
+    ends_with,
+    refuser,
+    talker,
+    thinker,
+)
+
+
+def lead_job(**options: Any) -> DraftJob:
+    return replace(draft_job(**{"max_tokens": 4000, **options}), leads=True)
+
+
+def streamed(member: ChatModelMember, job: DraftJob) -> list[Draft]:
+    drafts = list(member.stream(job))
+    assert all(isinstance(draft, Draft) for draft in drafts), drafts
+    return [draft for draft in drafts if isinstance(draft, Draft)]
+
+
+def text_of(drafts: list[Draft]) -> str:
+    return "".join(draft.text for draft in drafts)
+
+
+def effort_of(drafts: list[Draft]) -> Effort:
+    effort = sum((draft.effort for draft in drafts), Effort())
+    return replace(effort, seconds=0.0, cost=round(effort.cost, 9))
+
+
+def drafted_to_its_end(member: ChatModelMember, job: DraftJob) -> list[Draft]:
+    """Return what the member writes if it is asked for one draft after another."""
+    drafts: list[Draft] = []
+    while not (drafts and (drafts[-1].ended or not drafts[-1].text)):
+        answer = (*job.answer, Segment(text_of(drafts)))
+        drafts.append(drafted(member, replace(job, answer=answer, segment_tokens=3)))
+    return drafts
+
+
+class Parts(Talker):
+    """Writes these parts of a text, then ends or breaks off."""
+
+    parts: list[str]
+    breaks: bool = False
+
+    def _stream(self, *args: Any, **options: Any) -> Iterator[ChatGenerationChunk]:
+        self.asked.append((args, options))
+        for part in self.parts:
+            self.said.append(part)
+            yield ChatGenerationChunk(message=AIMessageChunk(part))
+        if self.breaks:
+            raise ConnectionError("reset")
+        yield ChatGenerationChunk(message=ends_with("stop"))
+
+
+def writing(*parts: str, **options: Any) -> Parts:
+    return Parts(parts=list(parts), asked=[], said=[], closed=[], **options)
+
+
+# --- text -----------------------------------------------------------------------------------------
+
+
+def test_the_first_part_is_handed_on_when_it_arrives() -> None:
+    model = talker()
+    stream = ChatModelMember(model, name="a").stream(lead_job())
+    first = next(stream)
+    assert isinstance(first, Draft) and first.text == "The"
+    assert model.said == ["The"] and len(model.asked) == 1
+    assert first.effort.requests == 1 and first.effort.estimated
+
+
+@pytest.mark.parametrize("kind", ["story", *LONG])
+def test_a_stream_is_one_request_and_adds_up_to_what_drafts_give(kind: str) -> None:
+    script = LONG.get(kind, STORY)
+    models = [counted(usages=[(40, 0), (0, 30)], script=script) for _ in range(2)]
+    one, other = (ChatModelMember(model, name="a", price=(1, 2)) for model in models)
+    drafts, expected = streamed(one, lead_job()), drafted_to_its_end(other, lead_job())
+    assert text_of(drafts) == text_of(expected) and len(models[0].asked) == 1
+    assert [draft.ended for draft in drafts] == [False] * (len(drafts) - 1) + [True]
+    assert effort_of(drafts) == effort_of(expected)
+    assert effort_of(drafts).cost == pytest.approx((40 * 1 + 30 * 2) / 1e6)
+
+
+@given(
+    st.text(st.sampled_from("ab c.\n天😀"), max_size=60) | st.text("ab", max_size=60),
+    st.lists(st.integers(0, 60), max_size=6),
+    st.integers(1, 30),
+)
+def test_the_count_of_words_does_not_depend_on_the_parts(
+    text: str, cuts: list[int], most: int
+) -> None:
+    places = [0, *sorted(cuts), len(text)]
+    parts = [text[start:end] for start, end in zip(places, places[1:], strict=False)]
+    drafts = streamed(ChatModelMember(writing("X", *parts), name="a"), lead_job(max_tokens=most))
+    words = words_of("X" + text)
+    assert drafts[-1].ended == (len(words) <= most)
+    if len(words) <= most:
+        assert text_of(drafts) == "X" + text
+    assert sum(len(draft.tokens) for draft in drafts) <= most
+    assert ("X" + text).startswith(text_of(drafts))
+    if len(words) <= most or max(map(len, text.split()), default=0) < 12:
+        assert text_of(drafts) == "".join(words[:most])
+        assert sum(len(draft.tokens) for draft in drafts) == min(len(words), most)
+    for draft in drafts:
+        assert draft.ends is not None and len(draft.ends) == len(draft.tokens)
+        assert list(draft.ends) == sorted(draft.ends)
+        assert all(0 <= end <= len(draft.text) for end in draft.ends)
+
+
+def test_a_reply_that_the_provider_cut_is_not_ended() -> None:
+    drafts = streamed(ChatModelMember(talker(finish="length"), name="a"), lead_job())
+    assert text_of(drafts) == STORY and not any(draft.ended for draft in drafts)
+
+
+@pytest.mark.parametrize("parts", [1, 3, 7])
+def test_an_object_is_spaced_as_the_grammar_demands(parts: int) -> None:
+    text = '```json\n{"a":1,\n "b: c" : [" , ","\\""]}'
+    model = writing(*(text[at : at + parts] for at in range(0, len(text), parts)))
+    query = replace(tiny.query("Why?"), constraint=Constraint("json"))
+    drafts = streamed(ChatModelMember(model, name="a"), replace(lead_job(), query=query))
+    assert text_of(drafts) == '{"a": 1, "b: c": [" , ", "\\""]}' and drafts[-1].ended
+
+
+@pytest.mark.parametrize("how", REASONED)
+def test_reasoning_arrives_before_the_text(how: str) -> None:
+    drafts = streamed(ChatModelMember(thinker(**REASONED[how]), name="a"), lead_job())
+    assert "".join(draft.thought for draft in drafts).strip() == "Well, blue?"
+    assert drafts[0].thought and text_of(drafts) == STORY
+
+
+def test_a_chat_model_without_a_stream_says_so() -> None:
+    class InOnePiece(Talker):
+        disable_streaming: Any = True
+
+        def _generate(self, *args: Any, **options: Any) -> ChatResult:
+            return ChatResult(generations=[ChatGeneration(message=AIMessage(STORY))])
+
+    member = ChatModelMember(InOnePiece(asked=[], said=[], closed=[]), name="a")
+    assert text_of(streamed(member, lead_job())) == STORY
+    assert not member.streams and ChatModelMember(talker(), name="b").streams
+
+
+# --- failures -------------------------------------------------------------------------------------
+
+
+def test_a_stream_that_is_cut_keeps_what_has_arrived() -> None:
+    member = ChatModelMember(writing("The sky", " is bl", breaks=True), name="a")
+    *drafts, failure = member.stream(lead_job())
+    assert [draft.text for draft in drafts if isinstance(draft, Draft)] == ["The sky", " is bl"]
+    assert isinstance(failure, Failure) and failure.kind == "error" and "reset" in failure.message
+
+
+@pytest.mark.parametrize("how", SAID_NO)
+def test_a_refusal_is_a_refusal_and_is_not_asked_for_again(how: str) -> None:
+    model = refuser(*SAID_NO[how])
+    member = ChatModelMember(model, name="a")
+    (reply,) = member.stream(lead_job())
+    assert isinstance(reply, Failure) and (reply.kind, reply.message) == ("refusal", NO)
+    assert (reply.effort.input_tokens, reply.effort.output_tokens) == (9, 7)
+    (again,) = member.stream(lead_job())
+    assert again == reply and len(model.asked) == 1
+
+
+def test_a_failed_trial_is_reported_with_its_cost() -> None:
+    job = lead_job(answer=(Segment("The sky was"),))
+    (reply,) = ChatModelMember(counted(usages=[(40, 30)], way="no"), name="a").stream(job)
+    assert isinstance(reply, Failure) and "cannot continue" in reply.message
+    assert reply.effort.requests == 2, "one for each way"
+
+
+# --- one open stream ------------------------------------------------------------------------------
+
+
+def test_a_lead_goes_on_with_the_stream_of_its_drafts() -> None:
+    model = counted(usages=[(40, 30)])
+    member = ChatModelMember(model, name="a")
+    first = drafted(member, draft_job(segment_tokens=3))
+    drafts = streamed(member, lead_job(answer=(Segment(first.text),)))
+    assert first.text + text_of(drafts) == STORY and len(model.asked) == 1
+    effort = effort_of([first, *drafts])
+    assert (effort.requests, effort.input_tokens, effort.output_tokens) == (1, 40, 30)
+
+
+def test_a_draft_goes_on_with_a_stream_that_nobody_reads_any_more() -> None:
+    """A check stops a lead, and the member drafts again."""
+    model = talker()
+    member = ChatModelMember(model, name="a")
+    stream = member.stream(lead_job())
+    begun = [next(stream) for _ in range(3)]
+    stream.close()  # type: ignore[attr-defined]
+    assert len(model.said) == 3 and not model.closed
+    agreed = "".join(draft.text for draft in begun if isinstance(draft, Draft))
+    draft = drafted(member, draft_job(answer=(Segment(agreed),), segment_tokens=2))
+    assert STORY.startswith(agreed + draft.text) and len(model.asked) == 1
+    member.forget(draft_job().query.id)
+    assert model.closed
+
+
+def test_a_lead_continues_the_text_of_others_in_a_new_request() -> None:
+    model = talker(way="instruct")
+    member = ChatModelMember(model, name="a")
+    drafts = streamed(member, lead_job(answer=(Segment("The sky was"),)))
+    assert text_of(drafts) == STORY.removeprefix("The sky is")
+    assert len(model.asked) == 3, "two for the trial"
+
+
+def test_whatever_arrives_is_noted_and_a_closed_stream_ends() -> None:
+    """Parts without text, such as those of a tool call, are signs that the model is there."""
+    chunk: Any = {"name": "look", "args": "", "id": "1", "index": 0, "type": "tool_call_chunk"}
+    seen: list[float] = []
+    call = Call()
+
+    class Calling(Talker):
+        def _stream(self, *args: Any, **options: Any) -> Iterator[ChatGenerationChunk]:
+            for _ in range(3):
+                yield ChatGenerationChunk(message=AIMessageChunk("", tool_call_chunks=[chunk]))
+                seen.append(call.last)
+            call.close()
+            yield from super()._stream(*args, **options)
+
+    model = Calling(asked=[], said=[], closed=[])
+    with call.in_this_thread():
+        (reply,) = ChatModelMember(model, name="a").stream(lead_job())
+    assert len(set(seen)) == 3 and seen == sorted(seen)
+    assert isinstance(reply, Failure) and "given up" in reply.message
+    assert model.said == ["The"] and model.closed, "no more is read"
