@@ -109,7 +109,8 @@ class ChatModelMember(ConcurrentMember):
 
     - ``model``: a chat model, or a name that LangChain's ``init_chat_model`` knows, such as
       ``"ollama:llama3.2"``.
-    - ``max_concurrency``: at most this many questions run at the same time.
+    - ``max_concurrency``: at most this many questions run at the same time; None: as many as there
+      are.
     - ``system_prompt``: replaces the conversation's system prompt for this member.
     - ``price``: dollars per million input tokens and per million output tokens, for ``max_cost``
       and the trace.
@@ -135,8 +136,8 @@ class ChatModelMember(ConcurrentMember):
         *,
         name: str | None = None,
         max_concurrency: Annotated[
-            int, Field(ge=1, description="leave it out for 8 questions at once")
-        ] = 8,
+            int | None, Field(ge=1, description="leave it out for no limit")
+        ] = None,
         system_prompt: str | None = None,
         price: Price | None = None,
         thinking_tokens: Annotated[
