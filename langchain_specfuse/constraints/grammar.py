@@ -96,7 +96,7 @@ class State:
 
     def must_end(self) -> bool:
         """Whether the text may end and may not continue."""
-        return self.may_end() and not self.follows()
+        return self.may_end() and not any(part.follows() for part in self._parts)
 
     def follows(self) -> bytes:
         """Every byte that may come next."""
@@ -259,6 +259,9 @@ def _following(matcher: Any) -> bytes:
     return bytes(np.flatnonzero(bits).astype(np.uint8))
 
 
+_ANY_BYTE = bytes(range(256))
+
+
 class _Free:
     """Free text that may contain calls. From the beginning of a call, the calls' grammar decides.
 
@@ -321,7 +324,7 @@ class _Free:
         return True
 
     def follows(self) -> bytes:
-        return bytes(range(256))
+        return _ANY_BYTE
 
 
 # --- constraints and vocabularies -----------------------------------------------------------------
