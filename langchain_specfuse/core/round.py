@@ -271,7 +271,7 @@ def _tokens(effort: Effort) -> dict[str, float]:
 
 def _copied(value: Any) -> Any:
     """A copy of plain data."""
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return {key: _copied(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_copied(item) for item in value]
