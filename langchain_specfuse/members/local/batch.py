@@ -430,6 +430,8 @@ class OpenJob:
     def begin_draft(self) -> OpenDraft:
         assert isinstance(self.job, DraftJob)
         job, prompts = self.job, self.loaded.prompts
+        if job.leads and self._is_first:
+            job = replace(job, segment_tokens=1)  # who waits for the answer sees its first word
         penalty = job.sampling.repetition_penalty or self.loaded.repetition_penalty
         room = job.max_tokens
         if self._limit is not None:
