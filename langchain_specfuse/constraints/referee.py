@@ -113,8 +113,9 @@ class Ruling(Referee):
         calls without end. Text after a finished call that may begin another one is cut, too: a line
         break does not mean that a call follows.
         """
-        after = before.fork()
-        after.feed(draft)
+        with self._lock:
+            after = self._at(answer + draft).calls
+        assert after is not None
         known = set(map(canonical, before.calls))
         count = len(before.calls)
         kept = 0
@@ -212,7 +213,8 @@ class Ruling(Referee):
         if answer in self._places:
             self._places.move_to_end(answer)
             return self._places[answer]
-        known = max((text for text in self._places if answer.startswith(text)), key=len, default="")
+        # the latest is nearly always the text that this one continues
+        known = next((text for text in reversed(self._places) if answer.startswith(text)), "")
         place = self._places.get(known, self._start)
         state = place.state.fork()
         calls = place.calls.fork() if place.calls else None

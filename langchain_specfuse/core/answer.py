@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from .referee import FREE, Referee
@@ -178,7 +178,7 @@ class Answer:
         forced = ""
         finish: Finish | None = None
         stalled = False
-        stop_at = self._stop_in(text[: self.referee.prose(text)])
+        stop_at = self._stop_in(text, self.referee.prose)
         if stop_at is not None:
             text = text[:stop_at]
             finish = "stop_string"
@@ -236,17 +236,17 @@ class Answer:
         If the answer ends in that part, it is prose, unless the budget ended the answer: then it
         may be a call that is cut off.
         """
-        stop_at = self._stop_in(text[: self.referee.possible_prose(text)])
+        stop_at = self._stop_in(text, self.referee.possible_prose)
         if stop_at is None:
             return text, finish
         kept = text[:stop_at]
         cut_off = finish == "length" and self.referee.prose(kept) < len(kept)
         return kept, "length" if cut_off else "stop_string"
 
-    def _stop_in(self, text: str) -> int | None:
+    def _stop_in(self, text: str, prose: Callable[[str], int]) -> int | None:
         """Where the first stop string begins that is not in the released text; None if there is
-        none."""
-        return first_stop(text, self.stop, self.shown)
+        none. ``prose`` says how much of the text is searched."""
+        return first_stop(text[: prose(text)], self.stop, self.shown) if self.stop else None
 
     def _held_back(self, text: str) -> int:
         """How many characters at the end may still belong to a stop string.
@@ -254,9 +254,9 @@ class Answer:
         Stop strings only count in prose, so nothing is held back inside a call. Text that may begin
         a call may also be prose, so it can contain a stop string, or a part of one.
         """
-        if self.referee.possible_prose(text) < len(text):
+        if not self.stop or self.referee.possible_prose(text) < len(text):
             return 0
-        stop_at = self._stop_in(text)
+        stop_at = first_stop(text, self.stop, self.shown)
         if stop_at is not None:
             return len(text) - stop_at
         return held_back(text[self.shown :], self.stop)
