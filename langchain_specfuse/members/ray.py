@@ -14,15 +14,16 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
 
 from pydantic import Field
 
+from ..core.call import interrupted_by, note_arrival, refuse_closed
 from ..core.member import Probe
-from ..core.values import Draft, DraftJob, Failure, Scored, ScoreJob
+from ..core.values import Draft, DraftJob, Failure, Scored, ScoreJob, Segment
 from ..errors import MemberError, UsageError, advised, imported
 from .arguments import checked
 
@@ -35,6 +36,9 @@ CONNECT_S, PLACING_S, RESTART_S = 5.0, 120.0, 60.0
 the restart of a dead process."""
 RETRY_S = 0.2
 """How long to wait before asking again whether a process has been replaced."""
+THREADS = 100
+"""How many jobs a process works on at the same time, if its member waits for others and does not
+say. Ray starts these threads with the process."""
 Amount = Annotated[float, Field(ge=0)]
 _STARTING = threading.Lock()
 """Two threads must not connect, or start an actor of one member, at the same time."""
@@ -105,7 +109,9 @@ class RayMember:
         if hasattr(type(vars(self).get("_member")), name):
             if name in ("token_ids", "token_count"):
                 return partial(self._ask, name)
-            if name in ("spec", "preview"):
+            if name == "stream":
+                return self._stream
+            if name in ("spec", "preview", "waits", "streams"):
                 return getattr(self._member, name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
@@ -123,11 +129,13 @@ class RayMember:
             log.info("%s: %s", self.name, self._probe.detail)
         return self._probe
 
-    def start_loading(self) -> None:
-        """Start the actor and do not wait: several members load at the same time."""
+    def start_loading(self) -> Any:
+        """Start the actor, which is returned, and do not wait: several members load at the same
+        time."""
         with _STARTING:
             if self._actor is None or not _ray().is_initialized():
                 self._actor, self._is_up = self._started(), False
+            return self._actor
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[Draft | Failure]:
         self.probe()
@@ -148,28 +156,65 @@ class RayMember:
         self._start_unloaded()
 
     def _ask(self, method: str, *arguments: Any) -> Any:
-        """What the hosted member returns. If its process dies, Ray starts another one, and
-        the request is sent again."""
+        """What the hosted member returns."""
+        return self._tried(method, lambda actor: _ray().get(actor.call.remote(method, *arguments)))
+
+    def _stream(self, job: DraftJob) -> Iterator[Draft | Failure]:
+        """What the hosted member's ``stream`` yields. If its process dies, the next one continues
+        the text."""
+        self.probe()
+        ray, parts, rest = _ray(), None, job
+
+        def read(actor: Any) -> Any:
+            nonlocal parts
+            if parts is None:
+                parts = actor.stream.remote(rest)
+            try:
+                with interrupted_by(partial(ray.cancel, parts)):
+                    return ray.get(next(parts))
+            except (StopIteration, ray.exceptions.RayError):
+                parts = None
+                raise
+
+        try:
+            while True:
+                reply = self._tried("stream", read)
+                note_arrival()
+                if isinstance(reply, Draft):
+                    left = rest.max_tokens - len(reply.tokens)
+                    answer = (*rest.answer, Segment(reply.text))
+                    rest = replace(rest, answer=answer, max_tokens=left)
+                yield reply
+        except StopIteration:
+            return
+        finally:
+            if parts is not None:
+                ray.cancel(parts)
+
+    def _tried(self, method: str, ask: Callable[[Any], Any]) -> Any:
+        """What the actor is asked for. If its process dies, Ray starts another one, which is asked
+        again."""
         ray, reason = _ray(), ""
         for _ in range(ATTEMPTS):
-            self.start_loading()
+            actor = self.start_loading()
             try:
-                self._wait_until_up()
-                return ray.get(self._actor.call.remote(method, *arguments))
+                self._wait_until_up(actor)
+                return ask(actor)
             except ray.exceptions.RayTaskError as failed:
                 raise failed.cause from None
             except ray.exceptions.RayError as death:
+                refuse_closed()
                 log.warning("%s: its process on the Ray cluster died: %s", self.name, death)
                 reason = f"{type(death).__name__}: {' '.join(str(death).split())}"[:300]
                 self._is_up = False
-                if isinstance(death, ray.exceptions.ActorDiedError):
+                if isinstance(death, ray.exceptions.ActorDiedError) and self._actor is actor:
                     self._actor = None  # Ray does not restart it
         error = MemberError(f"{self.name} died over {method!r}: {reason}", member=self.name)
         raise advised(
             error, "is there enough memory on that node, and are the same versions installed?"
         )
 
-    def _wait_until_up(self) -> None:
+    def _wait_until_up(self, actor: Any) -> None:
         """Wait until Ray has found a place for the actor and started its process."""
         if self._is_up:
             return
@@ -177,7 +222,7 @@ class RayMember:
         limit_s = RESTART_S if self._probe else PLACING_S
         end = time.monotonic() + limit_s
         while (left_s := end - time.monotonic()) > 0:
-            ready = self._actor.__ray_ready__.remote()
+            ready = actor.__ray_ready__.remote()
             if not ray.wait([ready], timeout=left_s)[0]:
                 break
             try:
@@ -206,7 +251,11 @@ class RayMember:
         if any(has[name] < count for name, count in needed.items()):
             error = UsageError(f"{self.name} wants {needed}, and the cluster has {has}")
             raise advised(error, "ask for less (num_cpus=0.5, num_gpus=0.5, resources=)")
+        threads = 1
+        if getattr(self._member, "waits", False):
+            threads = getattr(self._member, "max_concurrency", None) or THREADS
         actor = ray.remote(_Actor).options(
+            max_concurrency=threads,
             num_cpus=self.num_cpus,
             num_gpus=gpus,
             resources=self.resources,
@@ -230,6 +279,18 @@ class _Actor:
     def __init__(self, member: Any) -> None:
         self._member = member
         self._probe: Probe | None = None
+        self._loading = threading.Lock()
+
+    def stream(self, job: DraftJob) -> Iterator[Any]:
+        is_canceled = _ray().get_runtime_context().is_canceled
+        try:
+            self._loaded()
+            for reply in self._member.stream(job):
+                if is_canceled():
+                    return
+                yield _sendable(reply)
+        except Exception as error:
+            raise _picklable(error) from None
 
     def call(self, method: str, *arguments: Any) -> Any:
         try:
@@ -245,11 +306,12 @@ class _Actor:
         return result
 
     def _loaded(self) -> Probe:
-        if self._probe is None:
-            probe = self._member.probe()
-            place = f"by Ray at {_ray().util.get_node_ip_address()}, process {os.getpid()}"
-            self._probe = replace(probe, detail=f"{probe.detail}; {place}".lstrip("; "))
-        return self._probe
+        with self._loading:
+            if self._probe is None:
+                probe = self._member.probe()
+                place = f"by Ray at {_ray().util.get_node_ip_address()}, process {os.getpid()}"
+                self._probe = replace(probe, detail=f"{probe.detail}; {place}".lstrip("; "))
+            return self._probe
 
 
 def _sendable(reply: Any) -> Any:

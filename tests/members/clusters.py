@@ -6,6 +6,7 @@ Its nodes are at 127.0.0.2 and 127.0.0.3: Ray takes 127.0.0.1 for the machine's 
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,9 @@ from typing import Any
 
 import ray
 import ray.cloudpickle
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from ray.cluster_utils import Cluster as Nodes
 
 from langchain_specfuse import ScriptedMember
@@ -71,3 +75,29 @@ class Slow(ScriptedMember):
     def draft(self, jobs: Sequence[DraftJob]) -> Sequence[Draft | Failure]:
         time.sleep(0.1)
         return super().draft(jobs)
+
+
+class Talking(BaseChatModel):
+    """Streams its script, a word in 50 ms, and continues it where it stops."""
+
+    script: str = STORY
+
+    @property
+    def _llm_type(self) -> str:
+        return "talking"
+
+    def _generate(self, *_: Any, **__: Any) -> ChatResult:
+        raise NotImplementedError
+
+    def _stream(
+        self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **options: Any
+    ) -> Iterator[ChatGenerationChunk]:
+        script = self.script
+        if "Count the numbers" in messages[0].text:
+            script = "ten, nine, eight, seven, six, five"
+        begun = messages[-1].text if isinstance(messages[-1], AIMessage) else ""
+        for word in re.findall(r"\s*\S+", script.removeprefix(begun)):
+            yield ChatGenerationChunk(message=AIMessageChunk(word))
+            time.sleep(0.05)
+        end = {"finish_reason": "stop"}
+        yield ChatGenerationChunk(message=AIMessageChunk("", response_metadata=end))

@@ -4,16 +4,20 @@ cluster."""
 from __future__ import annotations
 
 import pickle
+import re
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from langchain_specfuse import RayMember, ScriptedMember, SpecFuseChatModel
+from langchain_specfuse.core.call import Call, note_arrival
 from langchain_specfuse.core.member import Probe
 from langchain_specfuse.core.values import Candidate, Draft, DraftJob, Failure
 from langchain_specfuse.errors import MemberError, UsageError
@@ -48,6 +52,7 @@ class FakeRay(ModuleType):
         self.util = SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1")
         self.resources: dict[str, float] = {"CPU": 12.0, "memory": 1e9}
         self.connected = False
+        self.canceled = False
         self.placed = True
         self.actors: list[FakeActor] = []
         self.kills: Callable[[str], bool] = lambda query_id: False
@@ -75,11 +80,17 @@ class FakeRay(ModuleType):
             options=lambda **_: SimpleNamespace(remote=lambda *args: FakeActor(self, cls, args))
         )
 
+    def cancel(self, task: Any) -> None:
+        self.canceled = True
+
+    def get_runtime_context(self) -> Any:
+        return SimpleNamespace(is_canceled=lambda: self.canceled)
+
     def wait(self, refs: list[Any], **_: Any) -> tuple[list[Any], list[Any]]:
         return (refs, []) if self.placed else ([], refs)
 
-    def get(self, ref: tuple[FakeActor, bytes | None]) -> Any:
-        return ref[0].run(ref[1])
+    def get(self, ref: Any) -> Any:
+        return ref() if callable(ref) else ref[0].run(ref[1])
 
     def kill(self, actor: FakeActor) -> None:
         actor.end(ActorDiedError("killed"))
@@ -90,6 +101,7 @@ class FakeActor:
         self.ray, self.made = ray, pickle.dumps((cls, args))
         self.__ray_ready__ = SimpleNamespace(remote=lambda: (self, None))
         self.call = SimpleNamespace(remote=lambda *args: (self, pickle.dumps(args)))
+        self.stream = SimpleNamespace(remote=self._stream)
         ray.actors.append(self)
         self.begin()
 
@@ -99,6 +111,22 @@ class FakeActor:
 
     def end(self, error: Exception) -> None:
         self.process, self.error = None, error
+
+    def _stream(self, *args: Any) -> Iterator[Callable[[], Any]]:
+        """Yield references to what the process's generator yields, or to its error."""
+        parts = self.process.stream(*pickle.loads(pickle.dumps(args)))
+        with ThreadPoolExecutor(1) as process:
+            while True:
+                try:
+                    part = process.submit(next, parts, None).result()
+                except Exception as error:
+                    yield partial(_raise, RayTaskError(pickle.loads(pickle.dumps(error))))
+                    return
+                if self.error is not None:
+                    yield partial(self.run, None)
+                if part is None or self.error is not None:
+                    return
+                yield partial(pickle.loads, pickle.dumps(part))
 
     def run(self, args: bytes | None) -> Any:
         if self.error is not None:
@@ -118,6 +146,10 @@ class FakeActor:
             return pickle.loads(pickle.dumps(self.process.call(method, *arguments)))
         except Exception as error:
             raise RayTaskError(pickle.loads(pickle.dumps(error))) from None
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 @pytest.fixture
@@ -176,6 +208,80 @@ def test_an_error_that_cannot_be_pickled_keeps_its_text(ray: FakeRay) -> None:
     (failure,) = RayMember(ScriptedMember(trouble)).draft([draft_job()])
     assert isinstance(failure, Failure) and failure.message == "Trouble: 1 and 2"
     assert isinstance(failure.cause, MemberError)
+
+
+# --- streams --------------------------------------------------------------------------------------
+
+
+class Telling(ScriptedMember):
+    """Streams its text, a word at a time."""
+
+    waits = True
+    told: ClassVar[list[str]] = []
+
+    def stream(self, job: DraftJob) -> Iterator[Draft | Failure]:
+        begun = "".join(segment.text for segment in job.answer)
+        for word in re.findall(r"\s*\S+", STORY.removeprefix(begun)):
+            note_arrival()
+            self.told.append(word)
+            yield Draft(word, tokens=(1,), ended=word.endswith("."))
+
+
+@pytest.fixture
+def telling() -> RayMember:
+    Telling.told.clear()
+    return RayMember(Telling(STORY, name="tells"))
+
+
+def text_of(replies: Iterable[Draft | Failure]) -> str:
+    return "".join(reply.text for reply in replies if isinstance(reply, Draft))
+
+
+def test_a_stream_is_passed_on_part_by_part(ray: FakeRay, telling: RayMember) -> None:
+    parts = telling.stream(draft_job())
+    assert next(parts).text == "The" and Telling.told == ["The"]
+    assert "The" + text_of(parts) == STORY and telling.waits
+    plain = RayMember(ScriptedMember(STORY))
+    assert not hasattr(plain, "stream") and not hasattr(plain, "waits")
+
+
+def test_closing_a_stream_ends_that_of_the_hosted_member(ray: FakeRay, telling: RayMember) -> None:
+    parts = telling.stream(draft_job())
+    next(parts)
+    parts.close()
+    assert ray.canceled and Telling.told == ["The"]
+    assert not list(ray.actors[0].process.stream(draft_job()))
+
+
+def test_a_closed_call_ends_the_stream(ray: FakeRay, telling: RayMember) -> None:
+    call, parts = Call(), telling.stream(draft_job())
+    with call.in_this_thread():
+        next(parts)
+        call.close()
+        with pytest.raises(MemberError, match="given up"):
+            next(parts)
+    assert Telling.told == ["The"]
+
+
+@pytest.mark.parametrize("death", [ActorUnavailableError, ActorDiedError])
+def test_a_stream_goes_on_in_the_next_process(
+    death: type[Exception], ray: FakeRay, telling: RayMember
+) -> None:
+    parts = telling.stream(draft_job(max_tokens=50))
+    begun = [next(parts), next(parts)]
+    ray.actors[0].end(death("SIGKILL"))
+    assert text_of([*begun, *parts]) == STORY
+
+
+def test_an_error_in_a_stream_is_the_hosted_members(ray: FakeRay) -> None:
+    with pytest.raises(MemberError, match="Trouble: 1 and 2"):
+        list(RayMember(Troubled(STORY)).stream(draft_job()))
+
+
+class Troubled(ScriptedMember):
+    def stream(self, job: DraftJob) -> Iterator[Draft | Failure]:
+        yield Draft("The")
+        raise Trouble(1, 2)
 
 
 # --- deaths ---------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ import pytest
 pytest.importorskip("ray", reason="no Ray: pip install 'langchain-specfuse[ray]'")
 
 from langchain_specfuse import (
+    ChatModelMember,
     RayMember,
     ScriptedMember,
     SpecFuseChatModel,
@@ -124,6 +125,36 @@ def test_killing_a_process_in_the_middle_of_20_answers_loses_none_of_them(
         os.kill(process_of(there[0]), signal.SIGKILL)
         expected = [answer.text for answer in here.batch([f"question {k}" for k in range(20)])]
         assert [reply.text for reply in answers.result(LONG_S)] == expected
+
+
+def test_a_stream_of_a_chat_model_is_passed_on_and_survives_its_process(
+    ray_member: Callable[..., RayMember],
+) -> None:
+    model = clusters.Talking()
+    member = ray_member(ChatModelMember(model, name="talks"))
+    job = draft_job(max_tokens=200)
+    here = "".join(draft.text for draft in ChatModelMember(model, name="talks").stream(job))
+    parts = member.stream(job)
+    begun = [next(parts) for _ in range(3)]
+    assert [part.text for part in begun] == here.split(" ")[:1] + [
+        f" {word}" for word in here.split(" ")[1:3]
+    ]
+    os.kill(process_of(member), signal.SIGKILL)
+    assert "".join(part.text for part in [*begun, *parts]) == here
+
+
+def test_closing_streams_frees_the_threads_of_their_process(
+    ray_member: Callable[..., RayMember],
+) -> None:
+    """Two at a time, and each would take minutes."""
+    model = clusters.Talking(script=STORY * 100)
+    member = ray_member(ChatModelMember(model, name="talks", max_concurrency=2))
+    start = time.monotonic()
+    for number in range(5):
+        parts = member.stream(draft_job(id=f"q{number}", max_tokens=10_000))
+        next(parts)
+        parts.close()
+    assert time.monotonic() - start < 60
 
 
 def test_a_member_on_a_lost_node_is_away_until_the_node_is_back(
