@@ -6,7 +6,7 @@ import sys
 from langchain_specfuse.core.options import Method, Settings
 from langchain_specfuse.core.panel import Panel
 from langchain_specfuse.core.rounds import rounds
-from langchain_specfuse.core.values import Ask, Draft, DraftJob, Panelist, Scored
+from langchain_specfuse.core.values import Ask, Draft, DraftJob, Effort, Panelist, Scored
 
 from .play import QUERY
 
@@ -56,3 +56,18 @@ def test_a_round_takes_as_many_asks_and_steps_at_the_end_of_a_long_answer():
             costs.append(0)
     assert set(asks[:-1]) == {2}  # drafts, scores
     assert max(costs[-50:-1]) < 1.1 * max(costs[1:50])
+
+
+def test_a_chunk_of_a_lead_takes_few_steps_at_the_end_of_a_long_answer_too():
+    number, chunk = 1000, Draft(" word", False, (1,), (-0.5,), Effort(read=1), (5,))
+    panel = Panel.of([Panelist("lead")], lead="lead", reserve=("reserve",))
+    loop = rounds(QUERY, Settings(max_tokens=2 * number), panel)
+    costs, replies = [0], None
+    while len(costs) < number:
+        item, count = steps(loop.send, replies)
+        costs[-1] += count
+        replies = {"lead": chunk} if isinstance(item, Ask) else None
+        if replies is None:
+            costs.append(0)
+    assert set(costs[1:-1]) == {costs[1]}  # the first round is another one
+    assert costs[1] < 120
