@@ -111,7 +111,7 @@ class RayMember:
                 return partial(self._ask, name)
             if name == "stream":
                 return self._stream
-            if name in ("spec", "preview", "waits", "streams"):
+            if name in ("spec", "preview", "waits", "arrives_whole"):
                 return getattr(self._member, name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 

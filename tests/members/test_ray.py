@@ -217,6 +217,7 @@ class Telling(ScriptedMember):
     """Streams its text, a word at a time."""
 
     waits = True
+    arrives_whole = False
     told: ClassVar[list[str]] = []
 
     def stream(self, job: DraftJob) -> Iterator[Draft | Failure]:
@@ -240,7 +241,8 @@ def text_of(replies: Iterable[Draft | Failure]) -> str:
 def test_a_stream_is_passed_on_part_by_part(ray: FakeRay, telling: RayMember) -> None:
     parts = telling.stream(draft_job())
     assert next(parts).text == "The" and Telling.told == ["The"]
-    assert "The" + text_of(parts) == STORY and telling.waits
+    assert "The" + text_of(parts) == STORY
+    assert telling.waits and not telling.arrives_whole
     plain = RayMember(ScriptedMember(STORY))
     assert not hasattr(plain, "stream") and not hasattr(plain, "waits")
 
