@@ -257,6 +257,9 @@ class DraftJob:
     leads: bool = False
     """Whether the writer goes on to the end of the answer, because no vote and no redraft is under
     way. A member with a method ``stream`` is asked by it then."""
+    logprobs: bool = False
+    """Whether a ``stream`` must report log-probabilities, because the answer shows them. A
+    ``draft`` reports them in any case, if the member knows them."""
     silence_s: float | None = None
     """How long the member may give no sign of life while it works on this job. None: no limit. Only
     a member with a method ``begin`` reads this; the worker watches the others."""

@@ -18,8 +18,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
-from ..core.call import Call, note_arrival, refuse_closed
-from ..core.call import interrupted_by as interrupted_by
+from ..core.call import Call
 from ..core.silence import Silence, late, silent
 from ..core.values import Draft, DraftJob, Failure, Scored, ScoreJob
 from ..errors import MemberError, UsageError, amount
@@ -33,9 +32,6 @@ IDLE_S = 2.0
 
 Job = DraftJob | ScoreJob
 Work = Literal["draft", "score"]
-
-_THREAD = threading.local()
-refuse_late = refuse_closed
 
 
 # --- the members ----------------------------------------------------------------------------------
@@ -98,18 +94,6 @@ class ConcurrentMember(ABC):
 # --- jobs under way -------------------------------------------------------------------------------
 
 
-def note_sign(ahead_s: float = 0.0) -> None:
-    """Note a sign of life of the job that this thread works on. ``ahead_s``: no other can come for
-    so long.
-
-    Raises if nobody needs the job's reply any more, so that nothing more is read for it.
-    """
-    note_arrival()
-    call: _Call | None = getattr(_THREAD, "call", None)
-    if call is not None:
-        call.ahead = time.monotonic() + ahead_s
-
-
 class _Call:
     """A job of a member, and the functions that work on it, take its reply, and forget its
     query."""
@@ -126,8 +110,6 @@ class _Call:
         self.deliver = deliver
         self.forget = partial(forget, job.query.id)
         self.handle = Call()
-        self.ahead = 0.0
-        """No sign can come until then."""
         self.is_late = False
         """Whether it was given up."""
         self.is_over = False
@@ -145,10 +127,6 @@ class _Call:
         if self.job.silence_s is not None:
             self._silence = Silence(self.job.silence_s, self._began, self._began)
 
-    @property
-    def sign(self) -> float:
-        return max(self.handle.last, self.ahead)
-
     def pause_s(self, now: float) -> float:
         """The time until the next check of its limits."""
         pauses = []
@@ -160,7 +138,7 @@ class _Call:
 
     def failure(self, now: float) -> Failure | None:
         """How it fails if it has exceeded a limit."""
-        if self._silence is not None and self._silence.is_too_long(now, self.sign):
+        if self._silence is not None and self._silence.is_too_long(now, self.handle.last):
             return silent(self._silence.limit_s)
         if self.job.timeout_s is not None and now >= self._began + self.job.timeout_s:
             return late(self.job.timeout_s)
@@ -270,10 +248,8 @@ class Calls:
         return None
 
     def _run(self, call: _Call) -> None:
-        _THREAD.call = call
         with call.handle.in_this_thread():
             reply = call.timed(_reply(call))
-        _THREAD.call = None
         forget: Callable[[], None] | None = None
         with self._news:
             if call.is_late:
@@ -346,12 +322,17 @@ class Calls:
 def _reply(call: _Call) -> Any:
     try:
         return call.work(call.job)
-    except (MemberError, UsageError) as error:
-        return Failure.of(error, str(error))
-    except Exception as error:
-        return Failure("error", f"unexpected reply: {shown(error)}", error)
     except BaseException as error:  # handed to whoever waits for the reply
-        return Failure.of(error)
+        return failure_of(error)
+
+
+def failure_of(error: BaseException) -> Failure:
+    """The failure of a job whose member raised this."""
+    if isinstance(error, MemberError | UsageError):
+        return Failure.of(error, str(error))
+    if isinstance(error, Exception):
+        return Failure("error", f"unexpected reply: {shown(error)}", error)
+    return Failure.of(error)
 
 
 def shown(error: Exception) -> str:

@@ -162,6 +162,45 @@ class MemberContract:
         job = draft_job(sampling=Sampling(temperature=1.0, seed=11))
         assert same(drafted(member, job), drafted(member, job), self.tolerance)
 
+    # --- answers that are streamed ----------------------------------------------------------------
+
+    @pytest.mark.parametrize("answer", FOREIGN, ids=range(len(FOREIGN)))
+    def test_a_stream_writes_what_a_draft_without_a_bound_would(
+        self, member: Member, answer: Sequence[Segment]
+    ) -> None:
+        job = draft_job(answer=answer, segment_tokens=40, max_tokens=40)
+        pieces, whole = streamed(member, job), drafted(member, job)
+        assert "".join(draft.text for draft in pieces) == whole.text
+        assert [draft.ended for draft in pieces] == [False] * (len(pieces) - 1) + [whole.ended]
+        if all(draft.tokens or not draft.text for draft in pieces):
+            assert sum((draft.tokens for draft in pieces), ()) == whole.tokens
+
+    @pytest.mark.parametrize("question", QUESTIONS)
+    def test_each_part_of_a_stream_is_text_with_the_ends_of_its_tokens(
+        self, member: Member, question: str
+    ) -> None:
+        for draft in streamed(member, draft_job(question, max_tokens=40)):
+            draft.text.encode()  # raises for a partial character
+            if draft.tokens and draft.ends is not None:
+                assert len(draft.ends) == len(draft.tokens)
+                assert list(draft.ends) == sorted(draft.ends)
+                assert draft.ends[-1] == len(draft.text)
+
+    @pytest.mark.parametrize("budget", [1, 2, 5])
+    def test_a_stream_ends_with_the_turn_or_the_budget(self, member: Member, budget: int) -> None:
+        for question in QUESTIONS:
+            pieces = streamed(member, draft_job(question, max_tokens=budget))
+            assert sum(len(draft.tokens) for draft in pieces) <= budget
+
+    def test_a_stream_continues_what_it_was_stopped_in(self, member: Member) -> None:
+        job = draft_job(max_tokens=24)
+        whole = "".join(draft.text for draft in streamed(member, job))
+        first = next(draft for draft in streamed(member, job) if draft.tokens)
+        segment = Segment(first.text, False, {member.name: first.tokens})
+        left = job.max_tokens - len(first.tokens)
+        rest = replace(job, answer=(segment,), max_tokens=left)
+        assert first.text + "".join(draft.text for draft in streamed(member, rest)) == whole
+
     # --- drafts that do not begin with certain tokens ---------------------------------------------
 
     @pytest.mark.parametrize("answer", FOREIGN, ids=range(len(FOREIGN)))
@@ -415,6 +454,16 @@ def drafted(member: Member, job: DraftJob) -> Draft:
     (reply,) = member.draft([job])
     assert isinstance(reply, Draft), reply
     return reply
+
+
+def streamed(member: Member, job: DraftJob) -> list[Draft]:
+    """All parts of the stream of a member that has one."""
+    stream = getattr(member, "stream", None)
+    if stream is None:
+        pytest.skip("is asked for one draft after another")
+    pieces = list(stream(replace(job, leads=True)))
+    assert pieces and all(isinstance(piece, Draft) for piece in pieces), pieces
+    return pieces
 
 
 def scored(member: Member, job: ScoreJob) -> Scored:

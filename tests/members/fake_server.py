@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 import re
+import select
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -60,8 +62,12 @@ class FakeServer:
         self.authorization: str | None = None
         """The last request's header."""
         self.fault: Callable[[str, int], Any] | None = None
-        """(path, number of earlier requests) -> None, a status, bytes, a change of the reply, "cut"
-        or "hang"."""
+        """(path, number of earlier requests) -> None, a status, bytes, a change of the reply (of
+        each event of a stream), "cut" or "hang"."""
+        self.pace: Callable[[int], None] | None = None
+        """Called with the number of each event of a stream before it is sent."""
+        self.hung_up: list[float] = []
+        """When a client closed a stream before its end."""
         self.without: set[str] = set()
         """Fields that this (older) engine does not know and silently ignores."""
         self.refuses: set[str] = set()
@@ -117,11 +123,10 @@ class FakeServer:
         stops: Sequence[int],
         only: Any = None,
         never: Sequence[int] = (),
-    ) -> tuple[list[int], list[Any], bool]:
-        """Return (tokens including the one that ended, their raw rows, ended); ``only`` lists the
-        ids allowed at each position, ``never`` those that no position allows."""
+    ) -> Iterator[tuple[int, Any, bool]]:
+        """Yield (token, its raw row, whether it ended the turn); ``only`` lists the ids allowed at
+        each position, ``never`` those that no position allows."""
         tokens: list[int] = []
-        rows: list[Any] = []
         noise = torch.Generator().manual_seed(seed)
         for place in range(count):
             row = self.rows([*ids, *tokens])[-1]
@@ -136,10 +141,26 @@ class FakeServer:
                 seen.argmax() if weights is None else torch.multinomial(weights, 1, generator=noise)
             )
             tokens.append(token)
-            rows.append(row)
-            if token in (*self.eos, *stops):
-                return tokens, rows, True
-        return tokens, rows, False
+            ended = token in (*self.eos, *stops)
+            yield token, row, ended
+            if ended:
+                return
+
+    def texts(
+        self, ids: Sequence[int], drawn: Iterable[tuple[int, Any, bool]]
+    ) -> Iterator[tuple[int, Any, bool, str]]:
+        """Add to each token the text that is complete with it, as engines stream it."""
+        base = self.decode(ids, special=False)
+        done, tokens = "", list(ids)
+        for token, row, ended in drawn:
+            tokens.append(token)
+            text = done
+            if not ended:
+                text = self.decode(tokens, special=False)[len(base) :]
+            if text.endswith("\ufffd"):
+                text = done
+            yield token, row, ended, text[len(done) :]
+            done = text
 
     def encode(self, text: str, marks: bool = True) -> list[int]:
         how = {"add_special_tokens": False, "split_special_tokens": not marks}
@@ -194,7 +215,7 @@ def _models(server: FakeServer, body: Reply) -> Reply:
 # --- vLLM -----------------------------------------------------------------------------------------
 
 
-def _vllm(server: FakeServer, body: Reply) -> Reply:
+def _vllm(server: FakeServer, body: Reply) -> Any:
     if body["model"] not in (server.name, *server.adapters):
         raise Refused(404, f"The model `{body['model']}` does not exist.")
     if body["max_tokens"] < 1 and not body.get("echo"):
@@ -202,6 +223,8 @@ def _vllm(server: FakeServer, body: Reply) -> Reply:
     prompts = body["prompt"] if isinstance(body["prompt"][0], list) else [body["prompt"]]
     if max(map(len, prompts)) + body["max_tokens"] > LIMIT:
         raise Refused(400, f"This model's maximum context length is {LIMIT} tokens.")
+    if body.get("stream"):
+        return _vllm_choice(server, body, prompts[0])
     choices = [_vllm_choice(server, body, ids) | {"index": at} for at, ids in enumerate(prompts)]
     return {
         "model": body["model"],
@@ -210,7 +233,7 @@ def _vllm(server: FakeServer, body: Reply) -> Reply:
     }
 
 
-def _vllm_choice(server: FakeServer, body: Reply, ids: Sequence[int]) -> dict[str, Any]:
+def _vllm_choice(server: FakeServer, body: Reply, ids: Sequence[int]) -> Any:
     if body.get("echo"):
         known = server.rows(ids)
         logprobs = [None, *(float(known[at - 1, ids[at]]) for at in range(1, len(ids)))]
@@ -219,7 +242,7 @@ def _vllm_choice(server: FakeServer, body: Reply, ids: Sequence[int]) -> dict[st
     only = None
     if "structured_outputs" in body:
         only = _spelling(server, body["structured_outputs"]["choice"])
-    tokens, rows, ended = server.drawn(
+    drawn = server.drawn(
         ids,
         body["max_tokens"],
         body["temperature"],
@@ -228,6 +251,43 @@ def _vllm_choice(server: FakeServer, body: Reply, ids: Sequence[int]) -> dict[st
         only,
         _never(body),
     )
+    if body.get("stream"):
+        return _vllm_events(server, body, ids, drawn, only)
+    tokens, rows, ended = _whole(drawn)
+    logprobs, tops = _vllm_numbers(body, tokens, rows, only)
+    return _vllm_shape(tokens, logprobs, tops, "stop" if ended else "length")
+
+
+def _whole(drawn: Iterable[tuple[int, Any, bool]]) -> tuple[list[int], list[Any], bool]:
+    """Return (tokens including the one that ended, their raw rows, ended)."""
+    tokens, rows, ends = zip(*drawn, strict=True)
+    return list(tokens), list(rows), ends[-1]
+
+
+def _vllm_events(
+    server: FakeServer, body: Reply, ids: Sequence[int], drawn: Any, only: Any
+) -> Iterator[Reply]:
+    begun: dict[str, Any] = {"model": body["model"]}
+    count = 0
+    for token, row, ended, text in server.texts(ids, drawn):
+        count += 1
+        choice: dict[str, Any] = {"index": 0, "text": text, "logprobs": None}
+        if body.get("logprobs") is not None:
+            shape = _vllm_shape([token], *_vllm_numbers(body, [token], [row], only), "")
+            choice["logprobs"] = shape["logprobs"]
+        if ended or count == body["max_tokens"]:
+            choice["finish_reason"] = "stop" if ended else "length"
+        if body.get("return_token_ids"):
+            choice["token_ids"] = [token]
+        yield begun | {"choices": [choice]}
+    if (body.get("stream_options") or {}).get("include_usage"):
+        usage = {"prompt_tokens": len(ids), "completion_tokens": count}
+        yield begun | {"choices": [], "usage": usage}
+
+
+def _vllm_numbers(
+    body: Reply, tokens: Sequence[int], rows: Sequence[Any], only: Any
+) -> tuple[list[float], list[dict[str, float]]]:
     if only:  # after the mask, like the real engine
         logprobs = [0.0] * len(tokens)
     else:
@@ -241,7 +301,7 @@ def _vllm_choice(server: FakeServer, body: Reply, ids: Sequence[int]) -> dict[st
         }
         for token, row in zip(tokens, rows, strict=True)
     ]
-    return _vllm_shape(tokens, logprobs, tops, "stop" if ended else "length")
+    return logprobs, tops
 
 
 def _never(body: Reply) -> list[int]:
@@ -293,7 +353,7 @@ def _vllm_detokenize(server: FakeServer, body: Reply) -> Reply:
 # --- llama.cpp ------------------------------------------------------------------------------------
 
 
-def _llama(server: FakeServer, body: Reply) -> Reply:
+def _llama(server: FakeServer, body: Reply) -> Any:
     forced = [int(token) for token in re.findall(r"<\[(\d+)\]>", body.get("grammar", ""))]
     ids = body["prompt"]
     if len(ids) >= LIMIT:
@@ -313,31 +373,56 @@ def _llama(server: FakeServer, body: Reply) -> Reply:
         only = lambda *_: [token for token, _ in body["logit_bias"]]
     count = max(1, body["n_predict"])  # like the real engine, 0 still draws one token
     count = min(count, LIMIT - len(ids))
-    tokens, rows, ended = server.drawn(
-        ids, count, body["temperature"], body.get("seed", 0), [], only, never
-    )
+    drawn = server.drawn(ids, count, body["temperature"], body.get("seed", 0), [], only, never)
+    if body.get("stream"):
+        return _llama_events(server, body, drawn)
+    tokens, rows, ended = _whole(drawn)
     heads = [
         tokens[: place + 1 - (ended and place + 1 == len(tokens))] for place in range(len(tokens))
     ]
-    return {
-        "content": "",
+    return _llama_end(server, body, len(tokens), ended) | {
         "tokens": tokens,
-        "stop_type": "eos" if ended else "limit",
-        "model": server.name,
-        "tokens_evaluated": len(ids),
-        # like the real engine, even if only the answer reaches it
-        "truncated": len(ids) + len(tokens) >= LIMIT,
-        "timings": {"cache_n": len(ids) - 1, "prompt_n": 1, "predicted_n": len(tokens)},
         # like the real engine, none for a text that is only part of a character
         "completion_probabilities": [
-            {
-                "id": token,
-                "logprob": float(row[token]),
-                "top_logprobs": _likely(row, body["n_probs"]),
-            }
+            _llama_row(body, token, row)
             for token, row, before in zip(tokens, rows, heads, strict=True)
             if not _incomplete(server, before)
         ],
+    }
+
+
+def _llama_events(server: FakeServer, body: Reply, drawn: Any) -> Iterator[Reply]:
+    count, ended = 0, False
+    for token, row, ended, text in server.texts(body["prompt"], drawn):
+        count += 1
+        if not (text or ended):
+            continue  # like the real engine: it streams only the last token of a character
+        event = {"content": text, "tokens": [token], "stop": False, "tokens_predicted": count}
+        if body["n_probs"]:
+            event["completion_probabilities"] = [_llama_row(body, token, row)]
+        yield event
+    yield _llama_end(server, body, count, ended) | {"tokens": [], "stop": True}
+
+
+def _llama_end(server: FakeServer, body: Reply, count: int, ended: bool) -> dict[str, Any]:
+    size = len(body["prompt"])
+    return {
+        "content": "",
+        "stop_type": "eos" if ended else "limit",
+        "model": server.name,
+        "tokens_evaluated": size,
+        "tokens_predicted": count,
+        # like the real engine, even if only the answer reaches it
+        "truncated": size + count >= LIMIT,
+        "timings": {"cache_n": size - 1, "prompt_n": 1, "predicted_n": count},
+    }
+
+
+def _llama_row(body: Reply, token: int, row: Any) -> dict[str, Any]:
+    return {
+        "id": token,
+        "logprob": float(row[token]),
+        "top_logprobs": _likely(row, body["n_probs"]),
     }
 
 
@@ -465,6 +550,8 @@ def _answering(server: FakeServer) -> type[BaseHTTPRequestHandler]:
                 return self._send(404, {"error": f"no such path or field: {error}"})
             except Refused as error:
                 return self._send(error.status, {"error": {"message": str(error)}})
+            if isinstance(reply, Iterator):
+                return self._stream(reply, effect)
             return self._send(
                 200, effect(reply) if callable(effect) else reply, cut=effect == "cut"
             )
@@ -482,6 +569,46 @@ def _answering(server: FakeServer) -> type[BaseHTTPRequestHandler]:
             if cut:
                 self.close_connection = True
                 self.connection.shutdown(socket.SHUT_RDWR)
+
+        def _stream(self, events: Iterator[Reply], effect: Any) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/event-stream")
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            self.wfile.flush()
+            for number, event in enumerate(self._locked(events)):
+                if callable(effect):
+                    event = effect(event)
+                if server.pace:
+                    server.pace(number)
+                if self._is_closed() or (effect == "cut" and number == 2):
+                    server.hung_up.append(time.monotonic())
+                    self.close_connection = True
+                    self.connection.shutdown(socket.SHUT_RDWR)
+                    return
+                self._event(json.dumps(event))
+            if server.engine == "vllm":
+                self._event("[DONE]")
+            self.wfile.write(b"0\r\n\r\n")
+            self.wfile.flush()
+
+        def _locked(self, events: Iterator[Reply]) -> Iterator[Reply]:
+            while True:
+                with server._lock:
+                    event = next(events, None)
+                if event is None:
+                    return
+                yield event
+
+        def _event(self, data: str) -> None:
+            sent = f"data: {data}\n\n".encode()
+            self.wfile.write(b"%x\r\n%b\r\n" % (len(sent), sent))
+            self.wfile.flush()
+
+        def _is_closed(self) -> bool:
+            """Whether the client has hung up."""
+            readable, _, _ = select.select([self.connection], [], [], 0)
+            return bool(readable) and not self.connection.recv(1, socket.MSG_PEEK)
 
         def log_message(self, *args: Any) -> None:
             pass

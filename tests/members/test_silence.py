@@ -364,18 +364,6 @@ def test_a_server_that_hangs_is_late_and_its_connection_is_shut(
     assert isinstance(reply, Draft)
 
 
-def test_a_response_in_one_piece_has_a_second_for_each_token_beyond_the_first(served: Any) -> None:
-    server, member = served
-
-    def slow(path: str, _: int) -> None:
-        if drawing(path):
-            time.sleep(2 * LIMIT_S)
-
-    server.fault = slow
-    (reply,) = replies_of(member, [asking("Why?", segment_tokens=40, max_tokens=64)])
-    assert isinstance(reply, Draft)
-
-
 def test_a_server_that_answers_each_request_in_time_is_not_late(served: Any) -> None:
     """Four jobs, one after the other, take longer than the limit."""
     server, member = served

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,8 @@ class Draw:
     """A constraint on the text that begins with the first drawn token."""
     excluded: tuple[int, ...] = ()
     """Tokens that may not be drawn."""
+    scored: bool = True
+    """Whether a stream should report log-probabilities."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,24 @@ class Drawn:
     likely: tuple[int, ...] = ()
     """If tokens were excluded: the most probable first tokens, best first, if the engine reports
     them."""
+
+
+@dataclass(slots=True)
+class Piece:
+    """What one event of a stream brings."""
+
+    text: str = ""
+    tokens: Sequence[int] | None = ()
+    """Those whose text this is, without the one that ended the turn. Those of an incomplete
+    character come before it, without text. None: the engine does not report them all."""
+    logprobs: Sequence[float] | None = None
+    """As in :class:`Drawn`."""
+    finish: str = ""
+    """In the last one: ``stop`` for the end of the turn, ``length`` for the limit."""
+    ended_by: float = 0.0
+    """As in :class:`Drawn`."""
+    reused: int | None = None
+    """As in :class:`Drawn`, in a piece without text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +113,10 @@ class Dialect(TokenizingEngine):
         """Draw tokens."""
 
     @abstractmethod
+    def stream(self, draw: Draw) -> Iterator[list[Piece]]:
+        """Draw tokens; each list has what has arrived by now. Nothing is excluded."""
+
+    @abstractmethod
     def scorers(self) -> Mapping[str, Scorer]:
         """The ways in which the engine may be able to score, the cheapest first. A trial finds out
         which of them are right."""
@@ -113,6 +137,12 @@ class Dialect(TokenizingEngine):
         return
 
     # --- checks of replies ------------------------------------------------------------------------
+
+    def check_finished(self, reason: Any) -> None:
+        """Raise if this is no reason for which an engine ends a whole reply. Only this field shows
+        that it was stopped: the rest looks complete."""
+        if reason not in ("stop", "length"):
+            raise MemberError(f"{self.model} broke off ({reason})", member=self.model)
 
     def logprobs(self, values: Iterable[Any], count: int) -> tuple[float, ...]:
         """The log-probabilities of a reply. Raises unless they are ``count`` numbers."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import socket
 import ssl
@@ -23,9 +24,10 @@ from weakref import WeakSet
 import httpx2
 import orjson
 
+from ...core.call import interrupted_by, note_arrival, refuse_closed
 from ...errors import MemberError, UsageError, advised
 from ..network import through_proxy, to_correct_key, to_reach
-from ..threads import SHOWN, interrupted_by, note_sign, refuse_late
+from ..threads import SHOWN
 
 log = logging.getLogger("langchain_specfuse")
 
@@ -39,7 +41,8 @@ JSON = {"content-type": "application/json"}
 MOST_BYTES = 1 << 27
 """A longer reply is refused. The longest requested reply, the log-probabilities of a whole
 vocabulary, takes a tenth of it."""
-
+EVENT = b"\n\n"
+"""What ends an event of a stream. It is in no other part of a response."""
 
 _THREAD = threading.local()
 
@@ -98,13 +101,15 @@ class Address:
     api_key_env: str = "SPECFUSE_API_KEY"
     """The environment variable with the key. If it is not set, no key is sent."""
     timeout_s: float = 60.0
-    """The time limit of one request with all its retries."""
+    """The time limit of one request with all its retries; for a stream, until it begins."""
     verify: bool | str = True
     """For TLS: True checks the certificate, a path names the authorities to trust, and False turns
     the check off."""
     key: str = field(default="", repr=False)
     """The key of a server that this process has started, instead of the variable's. Such a server
     is asked directly, without a proxy."""
+    ended: threading.Event | None = field(default=None, repr=False, compare=False)
+    """Set when the process of such a server has ended."""
 
     @property
     def api(self) -> str:
@@ -118,26 +123,33 @@ class Address:
         return self.api.removesuffix("/v1")
 
 
+class _Reading(threading.local):
+    """What this thread waits for."""
+
+    deadline = math.inf
+    """When the request is late. A stream that has begun never is: whoever waits for it has the
+    clock."""
+    events = 0
+    """How many ends of events have arrived and are not yet read."""
+
+
 class Client:
     """The connections to one server. May be used from several threads."""
 
-    def __init__(self, address: Address, member: str, max_connections: int) -> None:
+    def __init__(self, address: Address, member: str) -> None:
         self.address = address
         self.member = member
         self.broken = False
         """Whether a connection was refused or cut. Another server may have taken its place."""
         self.is_denied = False
         """Whether the server has refused the key, or what the key may use."""
-        self.last_sign = 0.0
-        """When bytes last arrived."""
         self._closed = False
         self._retired = False
         self._uses = 0
         """The jobs that are sending requests."""
         self._lock = threading.Lock()
         self._key = _key_of(address)
-        self._now = threading.local()
-        """The deadline of the request that this thread waits for."""
+        self._now = _Reading()
         self._streams: WeakSet[Any] = WeakSet()
         """The open connections: a thread that waits for a reply can only be woken by its socket."""
         self.headers = {}
@@ -148,13 +160,10 @@ class Client:
         self._urls: dict[str, httpx2.URL] = {}
         """path -> its address, parsed once."""
         self._proxy = "" if address.key else through_proxy(address.url)
-        limits = httpx2.Limits(
-            max_connections=max_connections, max_keepalive_connections=max_connections
-        )
         try:
             self._client = httpx2.Client(
                 headers=self.headers,
-                limits=limits,
+                limits=httpx2.Limits(),  # none: the server knows how many requests it can take
                 verify=self.trusted,
                 trust_env=not address.key,
             )
@@ -196,9 +205,6 @@ class Client:
         if is_over:
             self.close()
 
-    def note_sign(self) -> None:
-        self.last_sign = time.monotonic()
-
     def get(self, path: str) -> Any:
         return self._request("GET", path, None)
 
@@ -216,37 +222,83 @@ class Client:
         """``final``: statuses that are not retried here."""
         return self._request("POST", path, body, final)
 
+    def stream(
+        self, path: str, body: Mapping[str, Any], *, limited: bool = True
+    ) -> Iterator[list[Any]]:
+        """Post a request whose reply is a stream of events. Each list has the data of all events
+        that have arrived by now. Closing the iterator closes the connection.
+
+        ``limited``: whether the reply must begin within the time limit. Only a request whose reply
+        has not begun is sent again.
+        """
+        limit_s = self.address.timeout_s if limited else math.inf
+        response = self._retried(partial(self._begun, path, body), path, limit_s)
+        if isinstance(response, HttpReply):
+            raise self._refusal(response)
+        try:
+            yield from self._events(response, path)
+        except httpx2.TransportError as error:
+            self._refuse_over()  # the connection was shut here
+            self.broken = True
+            raise self._broke_off(path, self._why(error)) from error
+        finally:
+            response.close()
+
     def _request(
         self, method: str, path: str, body: Mapping[str, Any] | None, final: Collection[int] = ()
     ) -> Any:
-        deadline = time.monotonic() + self.address.timeout_s
-        for attempt in range(RETRIES + 1):
-            outcome = self._try(method, path, body, deadline)
+        attempt = partial(self._reply, method, path, body)
+        reply = self._retried(attempt, path, self.address.timeout_s, final)
+        assert isinstance(reply, HttpReply)
+        return self.parsed(reply)
+
+    def _retried(
+        self,
+        attempt: Callable[[], HttpReply | httpx2.Response],
+        path: str,
+        limit_s: float,
+        final: Collection[int] = (),
+    ) -> HttpReply | httpx2.Response:
+        """The outcome of the last attempt."""
+        deadline = time.monotonic() + limit_s
+        for number in range(RETRIES + 1):
+            outcome = self._try(attempt, path, deadline)
+            if isinstance(outcome, httpx2.Response):
+                return outcome
             if isinstance(outcome, HttpReply) and (
                 outcome.status not in RETRIED or outcome.status in final
             ):
-                return self.parsed(outcome)
-            pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**attempt)
+                return outcome
+            pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**number)
             pause = max(pause, _retry_after(outcome))
-            if attempt == RETRIES or time.monotonic() + pause > deadline:
+            if number == RETRIES or time.monotonic() + pause > deadline:
                 raise self._failure(outcome, path)
             log.info("%s: retrying %s in %.1f s", self.member, path, pause)
-            time.sleep(pause)
+            self._pause(pause, path)
         raise AssertionError("the last attempt returns or raises")
 
+    def _pause(self, pause_s: float, path: str) -> None:
+        """Wait before another attempt, unless the server is known to have ended."""
+        ended = self.address.ended
+        if ended is None:
+            time.sleep(pause_s)
+        elif ended.wait(pause_s):
+            raise MemberError(f"{self._server(path)} has ended", member=self.member)
+
     def _try(
-        self, method: str, path: str, body: Mapping[str, Any] | None, deadline: float
-    ) -> HttpReply | httpx2.TransportError:
+        self, attempt: Callable[[], HttpReply | httpx2.Response], path: str, deadline: float
+    ) -> HttpReply | httpx2.Response | httpx2.TransportError:
         """One attempt."""
         self._now.deadline = deadline
         self._refuse_over()  # there may have been a long pause since the last attempt
         try:
-            return self._reply(method, path, body, deadline)
+            with unlogged():
+                return attempt()
         except httpx2.TransportError as error:
             self._refuse_over()  # the connection was shut here, which says nothing about the server
             # A server that has not replied in time may still be at work: another request would only
-            # add to its load. While no connection is free, earlier requests wait for the server.
-            if isinstance(error, httpx2.ReadTimeout | httpx2.PoolTimeout):
+            # add to its load.
+            if isinstance(error, httpx2.ReadTimeout):
                 message = f"{self._server(path)} did not answer within {self.address.timeout_s:g} s"
                 raise MemberError(message, member=self.member, kind="timeout") from error
             self.broken = True
@@ -254,43 +306,99 @@ class Client:
 
     def _refuse_over(self) -> None:
         """Raise if nobody waits for this thread's request any more, or if it cannot be sent."""
-        refuse_late()
+        refuse_closed()
         if self._closed:
             raise MemberError("its connections were closed meanwhile", member=self.member)
 
-    def _reply(
-        self, method: str, path: str, body: Mapping[str, Any] | None, deadline: float
-    ) -> HttpReply:
-        left = self._left()
-        timeout = httpx2.Timeout(left, connect=min(CONNECT_S, left))
-        trace = {"trace": self._opened}
-        stream = partial(self._client.stream, timeout=timeout, extensions=trace)
+    def _reply(self, method: str, path: str, body: Mapping[str, Any] | None) -> HttpReply:
+        response = self._sent(method, path, body)
+        try:
+            return self._whole(response)
+        finally:
+            response.close()
+
+    def _begun(self, path: str, body: Mapping[str, Any]) -> HttpReply | httpx2.Response:
+        """The reply as soon as it begins, or the whole reply if the server refuses."""
+        self._now.events = 0
+        response = self._sent("POST", path, body)
+        if response.status_code == 200:
+            return response
+        try:
+            return self._whole(response)
+        finally:
+            response.close()
+
+    def _sent(self, method: str, path: str, body: Mapping[str, Any] | None) -> httpx2.Response:
+        """The reply as soon as it begins. Each read is limited in :meth:`_read`."""
+        left = max(0.001, self._now.deadline - time.monotonic())
+        limit = left if left < math.inf else None
+        timeout = httpx2.Timeout(limit, connect=min(CONNECT_S, left))
         sent: dict[str, Any] = {}
         if body is not None:
             # For long lists of token ids, httpx2's own encoder takes 15 times as long.
             sent = {"content": orjson.dumps(body), "headers": JSON}
-        with unlogged(), stream(method, self._url(path), **sent) as response:
-            content = bytearray()
-            self._note_bytes()
-            for chunk in response.iter_bytes():
-                self._note_bytes()
-                content += chunk
-                if len(content) > MOST_BYTES:
-                    message = (
-                        f"{self._server(path)} sent more than {MOST_BYTES >> 20} MiB, which "
-                        "was not asked for"
-                    )
-                    raise MemberError(message, member=self.member)
-                if time.monotonic() > deadline:
-                    raise httpx2.ReadTimeout("the reply did not end in time")
-        return HttpReply(response.status_code, bytes(content), response.headers, response.url.path)
+        request = self._client.build_request(
+            method,
+            self._url(path),
+            timeout=timeout,
+            extensions={"trace": self._opened},
+            **sent,
+        )
+        return self._client.send(request, stream=True)
 
-    def _note_bytes(self) -> None:
-        self.note_sign()
-        note_sign()
+    def _whole(self, response: httpx2.Response) -> HttpReply:
+        path = response.url.path
+        content = bytearray()
+        for chunk in response.iter_bytes():
+            content += chunk
+            if len(content) > MOST_BYTES:
+                message = (
+                    f"{self._server(path)} sent more than {MOST_BYTES >> 20} MiB, which was not "
+                    "asked for"
+                )
+                raise MemberError(message, member=self.member)
+            if time.monotonic() > self._now.deadline:
+                raise httpx2.ReadTimeout("the reply did not end in time")
+        return HttpReply(response.status_code, bytes(content), response.headers, path)
 
-    def _left(self) -> float:
-        return max(0.001, float(self._now.deadline) - time.monotonic())
+    def _events(self, response: httpx2.Response, path: str) -> Iterator[list[Any]]:
+        """The data of the events, in lists of those that have arrived together: until the next
+        read, as many events follow as their ends have arrived."""
+        now, rest = self._now, b""
+        events: list[Any] = []
+        chunks = response.iter_bytes()
+        while True:
+            now.deadline = math.inf
+            chunk = next(chunks, None)
+            if chunk is None:
+                break
+            *ended, rest = (rest + chunk).split(EVENT)
+            now.events -= len(ended)
+            for event in ended:
+                data = event.partition(b": ")[2]
+                if data and data != b"[DONE]" and not event.startswith(b":"):
+                    events.append(self._event(data, path))
+            if events and now.events <= 0:
+                yield events
+                events = []
+                now.events = 0  # another stream may have been read meanwhile
+        if events:
+            yield events
+
+    def _event(self, data: bytes, path: str) -> Any:
+        """The JSON of one event. Raises if it is the server's error."""
+        try:
+            event = orjson.loads(data)
+        except ValueError:
+            shown = self._without_key(data.decode(errors="replace"))[:SHOWN]
+            message = f"{self._server(path)} sent an event that is not JSON: {shown!r}"
+            raise StrayReplyError(message, member=self.member) from None
+        if "error" in event:
+            raise self._broke_off(path, self._without_key(_message_of(event))[:SHOWN])
+        return event
+
+    def _broke_off(self, path: str, why: str) -> MemberError:
+        return MemberError(f"{self._server(path)} broke off ({why})", member=self.member)
 
     def _opened(self, event: str, info: Mapping[str, Any]) -> None:
         """Keep a connection when it is opened, and limit all its reads together. httpx2 limits each
@@ -309,8 +417,15 @@ class Client:
         size: int,
         timeout: float | None = None,
     ) -> bytes:
+        now = self._now
+        left_s = None
+        if now.deadline < math.inf:
+            left_s = max(0.001, now.deadline - time.monotonic())
         with interrupted_by(interrupt):
-            return read(size, self._left())
+            data = read(size, left_s)
+        note_arrival()
+        now.events += data.count(EVENT)
+        return data
 
     def parsed(self, reply: HttpReply) -> Any:
         """The reply's JSON. Raises if the server sent an error, or something that is not JSON."""
@@ -350,16 +465,17 @@ class Client:
         trouble = "broke off"
         if isinstance(failure, httpx2.ConnectError | httpx2.ConnectTimeout):
             trouble = "cannot be reached"
-        why = type(failure).__name__
-        if str(failure):
-            why += f": {failure}"
-        message = (
-            f"{self._server(path)} {trouble} ({self._without_key(why)}), tried up to "
-            f"{RETRIES + 1} times"
-        )
+        why = self._why(failure)
+        message = f"{self._server(path)} {trouble} ({why}), tried up to {RETRIES + 1} times"
         error = MemberError(message, member=self.member, kind=kind)
         error.__cause__ = failure
         return advised(error, to_reach(self.address.url))
+
+    def _why(self, failure: Exception) -> str:
+        why = type(failure).__name__
+        if str(failure):
+            why += f": {failure}"
+        return self._without_key(why)
 
     def _without_key(self, text: str) -> str:
         """The text with the key replaced: a server may repeat what it was sent, and errors are
@@ -442,11 +558,14 @@ def _retry_after(outcome: HttpReply | httpx2.TransportError) -> float:
 def _message_in(reply: HttpReply) -> str:
     """The server's error message, without the JSON around it."""
     try:
-        body = json.loads(reply.content)
-        inner = body.get("error", body) if isinstance(body, dict) else body
-        text = inner.get("message", inner) if isinstance(inner, dict) else inner
+        return _message_of(json.loads(reply.content))
     except (ValueError, RecursionError):
-        text = reply.text
+        return _message_of(reply.text)
+
+
+def _message_of(body: Any) -> str:
+    inner = body.get("error", body) if isinstance(body, dict) else body
+    text = inner.get("message", inner) if isinstance(inner, dict) else inner
     return " ".join(str(text).split()) or "nothing more"
 
 

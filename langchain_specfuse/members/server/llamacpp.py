@@ -13,13 +13,13 @@ from __future__ import annotations
 import json
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ...core.values import Constraint
 from ...errors import MemberError
 from ..text.words import either
-from .dialect import LIKELY, Dialect, Draw, Drawn, Path, Scorer, cached_tokens
+from .dialect import LIKELY, Dialect, Draw, Drawn, Path, Piece, Scorer, cached_tokens
 from .http import Client, RefusedError
 from .tokenizers import ServerTokenizer
 
@@ -72,7 +72,7 @@ class LlamaCpp(Dialect):
         # The engine does not know all tokens that end a turn: it may have continued after one.
         size = next((at for at, token in enumerate(ids) if token in self.stops), size)
         ended = size < len(ids)
-        cached = cached_tokens((reply.get("timings") or {}).get("cache_n"), len(draw.ids))
+        cached = _cached(reply, draw.ids)
         likely = ()
         if draw.excluded and rows:
             likely = tuple(entry["id"] for entry in rows[0].get("top_logprobs") or ())
@@ -81,6 +81,59 @@ class LlamaCpp(Dialect):
         logprobs = self.logprobs((row["logprob"] for row in rows), len(ids))
         ended_by = self._end(rows[size]) if ended else 0.0
         return Drawn(tuple(ids[:size]), logprobs[:size], ended, ended_by, cached, likely)
+
+    def stream(self, draw: Draw) -> Iterator[list[Piece]]:
+        fields = _sampling(draw) | _guided(draw.constraint) | {"stream": True}
+        if not draw.scored:
+            fields["n_probs"] = 0
+        body = self._body(draw.key, draw.ids, draw.count, fields)
+        count = 0
+        held: Piece | None = None
+        """A token that may have ended the turn: only the next event tells."""
+        # The server waits for the slot and reads the prompt before it replies.
+        for events in self.client.stream("/completion", body, limited=False):
+            pieces = []
+            for event in events:
+                is_last = event["stop"]
+                # As in a draft: the engine may have continued after the end of the turn.
+                ended = held is not None and self._is_stop(held)
+                ended = ended or (is_last and event.get("stop_type") == "eos")
+                if held is not None and not ended:
+                    pieces.append(held)
+                if is_last or ended:
+                    piece = Piece(finish="stop" if ended else "length")
+                    piece.ended_by = held.ended_by if held is not None else 0.0
+                    pieces.append(piece)
+                    held = None
+                    if not is_last:
+                        yield pieces
+                        return
+                    self._check_whole(event, draw.ids)
+                    piece.reused = _cached(event, draw.ids)
+                    continue
+                piece = self._piece(event, event["tokens_predicted"] - count, draw)
+                count = event["tokens_predicted"]
+                held = piece if not piece.text or self._is_stop(piece) else None
+                if held is None:
+                    pieces.append(piece)
+            yield pieces
+
+    def _piece(self, event: Mapping[str, Any], count: int, draw: Draw) -> Piece:
+        """``count``: how many tokens were drawn since the last event."""
+        piece = Piece(event["content"], event["tokens"])
+        if count > len(event["tokens"]):
+            # llama-server sends only the last token of a character that has several.
+            known = self.words.continuing(piece.text)
+            is_same = len(known) == count and known[-1:] == event["tokens"]
+            piece.tokens = known if is_same else None
+        rows = event.get("completion_probabilities") or []
+        if draw.scored and draw.constraint is None and len(rows) == count == 1:
+            piece.logprobs = self.logprobs([rows[0]["logprob"]], 1)
+            piece.ended_by = 0.0 if piece.text else self._end(rows[0])
+        return piece
+
+    def _is_stop(self, piece: Piece) -> bool:
+        return any(token in self.stops for token in piece.tokens or ())
 
     def scorers(self) -> dict[str, Scorer]:
         return {"token grammar": lambda key, paths: [self._by_grammar(key, path) for path in paths]}
@@ -152,7 +205,15 @@ class LlamaCpp(Dialect):
         fields: Mapping[str, Any],
         final: tuple[int, ...] = (),
     ) -> Mapping[str, Any]:
-        body = {
+        body = self._body(key, ids, count, fields)
+        reply: Mapping[str, Any] = self.client.post("/completion", body, final)
+        self._check_whole(reply, ids)
+        return reply
+
+    def _body(
+        self, key: str, ids: Sequence[int], count: int, fields: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        return {
             "prompt": list(ids),
             "n_predict": count,
             "n_probs": MOST_LIKELY if len(self.stops) > 1 else 1,
@@ -163,13 +224,13 @@ class LlamaCpp(Dialect):
             **NEUTRAL,
             **fields,
         }
-        reply: Mapping[str, Any] = self.client.post("/completion", body, final)
-        # Otherwise only the answer was truncated.
+
+    def _check_whole(self, reply: Mapping[str, Any], ids: Sequence[int]) -> None:
+        """Raise if the prompt was truncated, not only the answer."""
         if reply.get("truncated") and reply.get("tokens_evaluated") != len(ids):
             raise MemberError(
                 f"{self.model} dropped part of the prompt: it does not fit", kind="overflow"
             )
-        return reply
 
     # --- its tokenizer ----------------------------------------------------------------------------
 
@@ -232,6 +293,11 @@ def _sampling(draw: Draw) -> dict[str, Any]:
         fields["repeat_penalty"] = sampling.repetition_penalty
         fields["repeat_last_n"] = len(draw.ids) + draw.count
     return fields
+
+
+def _cached(reply: Mapping[str, Any], ids: Sequence[int]) -> int | None:
+    """How many of the prompt's tokens were in the slot's cache, if the server says so."""
+    return cached_tokens((reply.get("timings") or {}).get("cache_n"), len(ids))
 
 
 def _excluding(tokens: Sequence[int]) -> dict[str, Any]:

@@ -11,22 +11,23 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
+from ...core.call import refuse_closed
 from ...core.member import Probe
-from ...core.values import Draft, Failure, Scored
+from ...core.values import Draft, DraftJob, Failure, Scored
 from ...errors import MemberError, UsageError, advised
 from ...removed import removed
 from ..arguments import checked
 from ..names import check_name
 from ..text.templates import Template
 from ..text.words import Words
-from ..threads import ConcurrentMember, Work, refuse_late, shown
+from ..threads import ConcurrentMember, Work, failure_of, shown
 from .chat import chat_model_of, is_ollama
 from .dialect import Dialect
 from .http import Address, Client, StrayReplyError
@@ -70,11 +71,17 @@ class ServerMember(ConcurrentMember):
       is). An address must not hold a key.
     - ``verify`` may name a file with the certificate authorities to trust.
     - ``timeout`` limits one HTTP request with its retries (with a server that only chats: each
-      attempt). It should be shorter than ``member_timeout``.
-    - ``max_concurrency`` limits how many requests are sent at once.
+      attempt). It should be shorter than ``member_timeout``. A lead writes a whole answer in one
+      request: there, it limits the time to connect and, on vLLM, until the reply begins
+      (llama-server begins only when it has read the prompt, which may have to wait for others).
+    - ``max_concurrency`` limits how many requests are sent at once. Without it, the server alone
+      decides how many it works on.
     - ``system_prompt``, ``chat_template`` and ``chat_template_kwargs`` are as those of
       :class:`.TransformersMember`.
     """
+
+    waits = True
+    """It waits for its server, so each of its jobs has a thread of its own."""
 
     @checked()
     def __init__(
@@ -97,8 +104,9 @@ class ServerMember(ConcurrentMember):
             bool | str, Field(description="verify='./ca.pem' trusts the authorities in that file")
         ] = True,
         max_concurrency: Annotated[
-            int, Field(ge=1, description="leave it out for 8 requests at once")
-        ] = 8,
+            int, Field(ge=1, description="leave it out for no limit but the server's own")
+        ]
+        | None = None,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         system_prompt: str | None = None,
@@ -148,10 +156,6 @@ class ServerMember(ConcurrentMember):
         return f"{self.address.url}#{self.model or ''}#{self.name}"
 
     @property
-    def last_sign(self) -> float:
-        return 0.0 if self._client is None else self._client.last_sign
-
-    @property
     def spec(self) -> dict[str, Any]:
         """Everything that affects this member's output, as plain JSON."""
         known: dict[str, Any] = {"server": self.address.url, "model": self.model}
@@ -180,10 +184,10 @@ class ServerMember(ConcurrentMember):
         if self._client is not None:
             self._client.retire()
         self._session = self._chat = None
-        client = self._client = Client(self.address, self.name, self.max_concurrency)
+        client = self._client = Client(self.address, self.name)
         try:
             probe = self._probe(client)
-            refuse_late()  # a trial that was interrupted may have found out something wrong
+            refuse_closed()  # a trial that was interrupted may have found out something wrong
         except (MemberError, UsageError):
             self._disconnect()
             raise
@@ -378,6 +382,17 @@ class ServerMember(ConcurrentMember):
         finally:
             client.leave()
 
+    def stream(self, job: DraftJob) -> Iterator[Draft | Failure]:
+        """As in :class:`.Member`."""
+        try:
+            client, session, chat = self._now_connected()
+            try:
+                yield from (chat or session).stream(job)
+            finally:
+                client.leave()
+        except Exception as error:
+            yield failure_of(error)
+
     def _now_connected(self) -> tuple[Client, Any, ChatModelMember | None]:
         """What this job uses, to its end. If the server was lost, the first job connects again, and
         those that wait for it share its failure."""
@@ -390,7 +405,7 @@ class ServerMember(ConcurrentMember):
                     self._ready = None
                 self.probe()
             except (MemberError, UsageError) as error:
-                refuse_late()  # the failure of this job alone: the next one connects
+                refuse_closed()  # the failure of this job alone: the next one connects
                 # A copy, because the traceback holds the jobs that have met the error.
                 self._failed = (time.monotonic(), copy(error))
                 raise

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from ...constraints import respaced
-from ...core.silence import quiet_s
 from ...core.values import (
     Candidate,
     Constraint,
@@ -32,7 +31,7 @@ from ...errors import MemberError, UsageError, advised, amount
 from ..text.prompts import Prompts
 from ..text.tools import allows_prose
 from ..text.words import REPLACEMENT, PartialDraft, either
-from ..threads import note_sign
+from .arrived import Arrived
 from .dialect import LIKELY, Dialect, Draw, Drawn, Path, Scorer
 from .http import RefusedError
 from .tokenizers import REFUSALS, ServerTokenizer
@@ -176,11 +175,7 @@ class TokenSession:
     # --- drafts -----------------------------------------------------------------------------------
 
     def draft(self, job: DraftJob) -> Draft:
-        context = self._ids(job.query, job.answer)
-        self._check_fits(len(context) + 1)
-        room = job.max_tokens
-        if self.limit:
-            room = min(room, self.limit - len(context))
+        context, room = self._context(job)
         draft = PartialDraft(job, self.prompts.words, context, room, self.prompts.template.end_text)
         effort = Effort(prompt=len(self._prompt(job.query)))
         constraint = remaining(job.query.constraint, _text_of(job.answer))
@@ -192,7 +187,6 @@ class TokenSession:
             # excluded tokens may come after the first token
             count = 1 if excluded else draft.next_count
             draw = Draw(job.query.id, ids, count, sampling, constraint, excluded)
-            note_sign(quiet_s(count))  # the response comes in one piece
             drawn = self.dialect.draw(draw)
             read = 0 if drawn.reused is None else len(ids) - drawn.reused
             effort += Effort(read=read + len(drawn.tokens), reused=drawn.reused or 0)
@@ -211,6 +205,43 @@ class TokenSession:
                 constraint = self._remaining_after(job, draft)
             excluded = ()
         return replace(self._finished(job, draft, effort), others=others)
+
+    def stream(self, job: DraftJob) -> Iterator[Draft]:
+        """The rest of the answer, by one request: what has arrived, as soon as it arrives."""
+        context, room = self._context(job)
+        sampling = _sampling_at(job, len(context))
+        constraint = remaining(job.query.constraint, _text_of(job.answer))
+        scored = job.logprobs and (self.raw or _is_plain(sampling))
+        draw = Draw(job.query.id, context, room, sampling, constraint, scored=scored)
+        words, end_text = self.prompts.words, self.prompts.template.end_text
+        arrived = Arrived(job, words, end_text, len(self._prompt(job.query)), scored=scored)
+        for pieces in self.dialect.stream(draw):
+            for piece in pieces:
+                arrived.add(piece)
+            if arrived.finish:
+                continue  # its cost follows
+            draft = arrived.next_draft()
+            if draft is not None:
+                yield draft
+                if draft.ended:  # by a text, after which the server goes on
+                    return
+        if not arrived.finish:
+            message = f"{self.dialect.model} broke off: its reply has no finish reason"
+            raise MemberError(message, member=self.name)
+        last, reused = arrived.last_draft(), arrived.reused
+        if reused is not None:
+            prompt = Effort(read=len(context) - reused, reused=reused)
+            last = replace(last, effort=last.effort + prompt)
+        yield last
+
+    def _context(self, job: DraftJob) -> tuple[list[int], int]:
+        """The tokens of the prompt and the agreed answer, and how many may follow."""
+        context = self._ids(job.query, job.answer)
+        self._check_fits(len(context) + 1)
+        room = job.max_tokens
+        if self.limit:
+            room = min(room, self.limit - len(context))
+        return context, room
 
     def _remaining_after(self, job: DraftJob, draft: PartialDraft) -> Constraint | None:
         """What the rest of the answer must look like after the first token of this draft."""

@@ -16,7 +16,7 @@ from typing import Any
 from ...core.values import Constraint, Sampling
 from ...errors import MemberError, amount
 from ..text.words import either
-from .dialect import LIKELY, Dialect, Draw, Drawn, Path, Scorer, cached_tokens
+from .dialect import LIKELY, Dialect, Draw, Drawn, Path, Piece, Scorer, cached_tokens
 
 ECHO_BELOW = 150
 """In a context shorter than this an echo is cheaper than the probes (measured on a CPU: 100 to
@@ -34,14 +34,7 @@ class VLLM(Dialect):
     name = "vLLM"
 
     def draw(self, draw: Draw) -> Drawn:
-        body = {
-            **self._body([list(draw.ids)], draw.count),
-            **_sampling_fields(draw.sampling),
-            **(_excluding(draw.excluded) or self._logprobs_of(self.stops)),
-            **_guided(draw.constraint),
-            "stop_token_ids": list(self.stops),
-            "seed": draw.sampling.seed,
-        }
+        body = self._drawing(draw) | (_excluding(draw.excluded) or self._logprobs_of(self.stops))
         (choice,), usage = self._post(body, 1)
         ids = _ids(choice)
         logprobs = self.logprobs(choice["logprobs"]["token_logprobs"], len(ids))
@@ -50,7 +43,6 @@ class VLLM(Dialect):
         if ended:
             ended_by = self._end(choice["logprobs"]["top_logprobs"][-1], logprobs[-1])
         size = len(ids) - ended
-        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
         likely: tuple[int, ...] = ()
         if draw.excluded and ids:
             likely = _ranked(choice["logprobs"]["top_logprobs"][0])
@@ -61,9 +53,44 @@ class VLLM(Dialect):
             logprobs[:size] if is_known else None,
             ended,
             ended_by,
-            cached_tokens(cached, len(draw.ids)),
+            _cached(usage, len(draw.ids)),
             likely,
         )
+
+    def stream(self, draw: Draw) -> Iterator[list[Piece]]:
+        body = self._drawing(draw) | {
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "return_token_ids": True,
+        }
+        if draw.scored:
+            body |= self._logprobs_of(self.stops)
+        else:
+            del body["logprobs"]
+        for events in self.client.stream("/v1/completions", body):
+            yield [self._piece(event, draw) for event in events]
+
+    def _piece(self, event: Mapping[str, Any], draw: Draw) -> Piece:
+        if not event["choices"]:  # the last event
+            return Piece(reused=_cached(event["usage"], len(draw.ids)))
+        (choice,) = event["choices"]
+        reason = choice.get("finish_reason")
+        tokens = choice["token_ids"]
+        piece = Piece(choice["text"], tokens)
+        if draw.scored:
+            numbers = choice["logprobs"]
+            row = self.logprobs(numbers["token_logprobs"], len(tokens))
+            if draw.constraint is None:
+                piece.logprobs = row
+        if reason is not None:
+            self.check_finished(reason)
+            piece.finish = reason
+        if reason == "stop" and tokens:
+            piece.tokens = tokens[:-1]
+            if piece.logprobs is not None:
+                piece.logprobs = row[:-1]
+                piece.ended_by = self._end(numbers["top_logprobs"][-1], row[-1])
+        return piece
 
     def scorers(self) -> dict[str, Scorer]:
         known: dict[str, Scorer] = {"probes": self._by_probes, "echo": self._by_echo}
@@ -154,6 +181,15 @@ class VLLM(Dialect):
 
     # --- requests ---------------------------------------------------------------------------------
 
+    def _drawing(self, draw: Draw) -> dict[str, Any]:
+        return {
+            **self._body([list(draw.ids)], draw.count),
+            **_sampling_fields(draw.sampling),
+            **_guided(draw.constraint),
+            "stop_token_ids": list(self.stops),
+            "seed": draw.sampling.seed,
+        }
+
     def _body(self, prompts: list[list[int]], count: int) -> dict[str, Any]:
         return {
             "model": self.model,
@@ -178,10 +214,7 @@ class VLLM(Dialect):
             )
         choices = sorted(reply["choices"], key=lambda choice: choice.get("index", 0))
         for choice in choices:
-            # Only this field shows that it was stopped: the rest looks complete.
-            reason = choice.get("finish_reason")
-            if reason in ("abort", "error"):
-                raise MemberError(f"{self.model} broke off ({reason})", member=self.model)
+            self.check_finished(choice.get("finish_reason"))
         if len(choices) != count:
             raise MemberError(
                 f"{self.model} returned {amount(len(choices), 'choice')} (expected {count})"
@@ -239,6 +272,12 @@ def _guided(constraint: Constraint | None) -> dict[str, Any]:
         "choice": {"choice": json.loads(body) if kind == "choice" else []},
     }
     return {"structured_outputs": fields[kind]}
+
+
+def _cached(usage: Mapping[str, Any], most: int) -> int | None:
+    """How many of the prompt's tokens were in vLLM's cache, if it says so."""
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+    return cached_tokens(cached, most)
 
 
 def _name_of(token: int) -> str:

@@ -8,9 +8,8 @@ import json
 import logging
 import os
 import threading
-import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import Annotated, Any
@@ -18,7 +17,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from ...core.member import Probe
-from ...core.values import Draft, Failure, Scored
+from ...core.values import Draft, DraftJob, Failure, Scored
 from ...errors import MemberError, UsageError, advised
 from ..arguments import checked
 from ..names import check_argument
@@ -97,6 +96,9 @@ class VllmMember(ServerMember):
     again, at most once in ten minutes.
     """
 
+    is_owned = True
+    """The end of its server is known from its process, so no silence means that it hangs."""
+
     @checked(elsewhere=_ELSEWHERE)
     def __init__(
         self,
@@ -124,7 +126,7 @@ class VllmMember(ServerMember):
         batch_invariant: bool = False,
         tokenizer: Any = None,
         timeout: Annotated[float, Field(gt=0, lt=1e9, description="in seconds")] = 60.0,
-        max_concurrency: Annotated[int, Field(ge=1)] = 64,
+        max_concurrency: Annotated[int, Field(ge=1)] | None = None,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         system_prompt: str | None = None,
@@ -164,7 +166,7 @@ class VllmMember(ServerMember):
         """Everything except the server: a copy in another process starts its own, and one in this
         process shares it."""
         state = {key: value for key, value in super().__getstate__().items() if key not in _SERVER}
-        return state | {"address": replace(self.address, url=NOWHERE, key="")}
+        return state | {"address": replace(self.address, url=NOWHERE, key="", ended=None)}
 
     def __repr__(self) -> str:
         adapter = f", adapter={self.adapter!r}" if self.adapter else ""
@@ -173,13 +175,6 @@ class VllmMember(ServerMember):
     @property
     def device(self) -> str:
         return f"vllm:{self.model}#{self._number}"
-
-    @property
-    def last_sign(self) -> float:
-        server = self._server
-        if server is not None and server.is_starting:
-            return time.monotonic()  # its process is watched
-        return super().last_sign
 
     @property
     def is_away(self) -> bool:
@@ -236,6 +231,13 @@ class VllmMember(ServerMember):
             if server is not None:
                 server.revive()
             raise
+
+    def stream(self, job: DraftJob) -> Iterator[Draft | Failure]:
+        """As in :class:`.Member`."""
+        for reply in super().stream(job):
+            if isinstance(reply, Failure) and self._server is not None:
+                self._server.revive()
+            yield reply
 
     def _is_lost(self) -> bool:
         server = self._server

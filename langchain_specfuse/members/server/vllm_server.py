@@ -21,13 +21,15 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx2
 
+from ...core.call import refuse_closed
 from ...errors import MemberError, UsageError, advised
-from ..threads import refuse_late, shown
+from ..threads import shown
 from .http import Address, unlogged
 from .process import HOST, ServerProcess, free_port
 from .vllm_command import VllmSource, adapter_flags, environment_of, flags, path_of
@@ -123,7 +125,7 @@ class VllmServer:
         starting = self._started()
         is_told = False
         while not starting.done():
-            refuse_late()
+            refuse_closed()
             if self.is_alive and not is_told:
                 is_told = True
                 meanwhile()
@@ -219,6 +221,7 @@ class VllmServer:
             self._command(port, place, adapters),
             self._environment(key, place, adapters),
         )
+        self._address = replace(self._address, ended=process.ended)
         with _LOCK:
             is_used = bool(self.users)
             if is_used:

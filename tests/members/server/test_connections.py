@@ -14,9 +14,7 @@ import pytest
 from langchain_specfuse import ServerMember, SpecFuseChatModel
 from langchain_specfuse.core.values import Draft, DraftJob, Failure
 from langchain_specfuse.engine.worker import QueuedJob, Worker
-from langchain_specfuse.errors import MemberError
 from langchain_specfuse.members.server import http
-from langchain_specfuse.members.server.http import Address, Client
 
 from .. import tiny
 from ..contract import draft_job
@@ -147,21 +145,3 @@ def test_a_job_whose_answer_ends_while_it_connects_again_spoils_nothing(
         time.sleep(0.01)
     assert isinstance(failures[0], Failure) and isinstance(replies[0], Draft)
     assert served.probe() == found
-
-
-# --- connections that are not free ----------------------------------------------------------------
-
-
-def test_a_request_that_gets_no_connection_in_time_is_late_and_breaks_nothing(
-    server: FakeServer,
-) -> None:
-    server.fault = lambda path, _: "hang"
-    client = Client(Address(server.url, timeout_s=0.5), "m", max_connections=1)
-    with ThreadPoolExecutor(4) as asking:
-        requests = [asking.submit(client.get, "/v1/models") for _ in range(4)]
-        errors = [request.exception(LONG_S) for request in requests]
-    for error in errors:
-        assert isinstance(error, MemberError) and error.kind == "timeout"
-        assert "did not answer within 0.5 s" in str(error)
-    assert not client.broken
-    client.close()

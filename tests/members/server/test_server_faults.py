@@ -212,7 +212,7 @@ def test_a_reply_that_never_ends_is_given_up(way: str, monkeypatch: pytest.Monke
     with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as asking:
         patience = LONG_S if way == "flood" else 0.5
         client = Client(
-            Address(f"http://127.0.0.1:{listening.getsockname()[1]}", timeout_s=patience), "m", 1
+            Address(f"http://127.0.0.1:{listening.getsockname()[1]}", timeout_s=patience), "m"
         )
         threading.Thread(target=lambda: _trickle(listening.accept()[0], way), daemon=True).start()
         with pytest.raises(
