@@ -181,10 +181,11 @@ class Report:
 
     def add(self, round: Round) -> None:
         """Report a finished round."""
-        self.summary.add(round)
-        if self._scope.callbacks.handlers:
-            data = round.data()
+        data = round.data() if self._scope.callbacks.handlers else None
+        if data is not None:
             self._scope.send(_events(data))
+        self.summary.add(round)
+        if data is not None:
             self._trace_round(round, data)
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
@@ -201,10 +202,11 @@ class Report:
 
     async def aadd(self, round: Round) -> None:
         """``add`` for asyncio."""
-        self.summary.add(round)
-        if self._scope.callbacks.handlers:
-            data = round.data()
+        data = round.data() if self._scope.callbacks.handlers else None
+        if data is not None:
             await self._scope.asend(_events(data))
+        self.summary.add(round)
+        if data is not None:
             await self._in_thread(self._trace_round, round, data)
 
     async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
