@@ -20,7 +20,7 @@ from langchain_specfuse.members.llamacpp import binding, model
 from langchain_specfuse.members.llamacpp.cache import LlamaCppCache
 from langchain_specfuse.members.llamacpp.member import LlamaCppMember
 
-from .. import fake_hub, tiny
+from .. import fake_hub, tiny, tiny_gguf
 from ..local.test_caches import KEYS, anew, live
 from ..local.test_masking import BOUND, WEATHER
 
@@ -32,13 +32,18 @@ def smol():
     return LlamaCppMember(file_of(SMOLLM2), name="smol")
 
 
+@pytest.fixture(scope="module")
+def small(tiny_llama):
+    return LlamaCppMember(tiny_llama, name="small")
+
+
 # --- constraints ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["schema", "regex", "choice", "calls"])
-def test_every_constrained_answer_is_legal(kind, smol):
+def test_every_constrained_answer_is_legal(kind, small):
     query = tiny.query("Describe Paris.", constraint=BOUND[kind])
-    text = tiny.text_of(tiny.answered([smol], query, Settings(max_tokens=60, segment_tokens=6)))
+    text = tiny.text_of(tiny.answered([small], query, Settings(max_tokens=60, segment_tokens=6)))
     assert text and referee_for(query.constraint).legal("", text) == len(text)
 
 
@@ -71,7 +76,7 @@ def test_a_question_asked_again_gets_the_same_numbers_on_two_threads_too(tiny_ll
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     member = LlamaCppMember(tiny_llama, name="two", prefix_cache=False, n_gpu_layers=0)
     replies = set()
-    for _ in range(5):
+    for _ in range(3):
         query = tiny.query("Tell a story. " * 25)
         replies |= {
             draft.logprobs for draft in member.draft([DraftJob(query, (), 12, 30, Sampling())])
@@ -128,19 +133,19 @@ def test_the_environment_chooses_the_number_of_threads(tiny_llama, monkeypatch):
 # --- adapters -------------------------------------------------------------------------------------
 
 
-def adapter(path, scale, rows=576):
-    """Return a LoRA of one layer of SmolLM2 (or of another base), in the format of llama.cpp's
-    converter."""
+def adapter(path, scale, rows=tiny_gguf.WIDTH):
+    """Return a LoRA of one layer of the tiny model (or of another base), in the format of
+    llama.cpp's converter."""
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_type("adapter")
     writer.add_string("adapter.type", "lora")
     writer.add_float32("adapter.lora.alpha", 4.0)
     chance = np.random.default_rng(3)
     writer.add_tensor(
-        "blk.3.attn_q.weight.lora_a", chance.normal(0, 0.2, (4, rows)).astype(np.float32)
+        "blk.1.attn_q.weight.lora_a", chance.normal(0, 0.2, (4, rows)).astype(np.float32)
     )
     writer.add_tensor(
-        "blk.3.attn_q.weight.lora_b", (scale * chance.normal(0, 1, (rows, 4))).astype(np.float32)
+        "blk.1.attn_q.weight.lora_b", (scale * chance.normal(0, 1, (rows, 4))).astype(np.float32)
     )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -150,11 +155,11 @@ def adapter(path, scale, rows=576):
 
 
 def test_adapters_share_the_weights_of_their_base_and_change_only_their_own_member(
-    tmp_path, monkeypatch
+    tiny_llama, tmp_path, monkeypatch
 ):
-    base, text = str(file_of(SMOLLM2)), "Why is the sky blue?"
+    base, text = str(tiny_llama), "Why is the sky blue?"
     strong, none = adapter(tmp_path / "strong.gguf", 2.0), adapter(tmp_path / "none.gguf", 0.0)
-    assert names_of([base, f"{base}+{strong}"]) == [SMOLLM2.name, "strong"]
+    assert names_of([base, f"{base}+{strong}"]) == ["tiny", "strong"]
     plain, changed, same = (LlamaCppMember(base, adapter=file) for file in (None, strong, none))
     with fake_hub.running(monkeypatch, tmp_path / "hub") as hub:
         hub.add("me/law", {"law-Q4_K_M.gguf": Path(strong).read_bytes()})
@@ -166,7 +171,7 @@ def test_adapters_share_the_weights_of_their_base_and_change_only_their_own_memb
     assert first[0].text == first[2].text != first[1].text == first[3].text
     assert plain.cache.weights is changed.cache.weights is same.cache.weights
     with pytest.raises(MemberError, match="is not an adapter for"):
-        LlamaCppMember(base, adapter=adapter(tmp_path / "other.gguf", 1.0, rows=64)).probe()
+        LlamaCppMember(base, adapter=adapter(tmp_path / "other.gguf", 1.0, rows=32)).probe()
 
 
 # --- recurrent states and windows -----------------------------------------------------------------
@@ -174,17 +179,9 @@ def test_adapters_share_the_weights_of_their_base_and_change_only_their_own_memb
 
 def mamba(path):
     """Return a tiny model with recurrent states and SmolLM2's tokenizer."""
-    writer, known = gguf.GGUFWriter(path, "mamba"), gguf.GGUFReader(file_of(SMOLLM2))
-    for name, field in known.fields.items():
-        if name.startswith("tokenizer."):
-            kind = field.types[0]
-            writer.add_key_value(
-                name,
-                field.contents(),
-                kind,
-                sub_type=field.types[-1] if len(field.types) > 1 else None,
-            )
-    width, inner, state, rank, words = 32, 64, 8, 4, len(known.fields["tokenizer.ggml.tokens"].data)
+    writer = gguf.GGUFWriter(path, "mamba")
+    words = tiny_gguf.copy_tokenizer(writer)
+    width, inner, state, rank = 32, 64, 8, 4
     for key, value in {
         "context_length": 512,
         "embedding_length": width,
@@ -307,16 +304,14 @@ def test_a_build_with_other_structures_is_refused_with_a_release_that_works(para
     binding.llamacpp.cache_clear()
 
 
-def test_a_quantised_cache_takes_half_and_writes():
+def test_a_quantised_cache_takes_half_and_writes(tiny_llama):
     sizes = {
-        kind: LlamaCppCache(
-            model.load(model.GgufSource(str(file_of(SMOLLM2)), "auto", kind))
-        ).token_bytes
+        kind: LlamaCppCache(model.load(model.GgufSource(str(tiny_llama), "auto", kind))).token_bytes
         for kind in ("f16", "q8_0")
     }
     assert sizes["q8_0"] < 0.6 * sizes["f16"]
     small, job = (
-        LlamaCppMember(file_of(SMOLLM2), cache_type="q8_0"),
+        LlamaCppMember(tiny_llama, cache_type="q8_0"),
         DraftJob(tiny.query(), (), 8, 16, Sampling()),
     )
     assert small.draft([job])[0].text

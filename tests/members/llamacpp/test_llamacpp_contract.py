@@ -1,4 +1,4 @@
-"""The members' contract on GGUF files: real weights in four bits."""
+"""The members' contract on GGUF files: tiny random weights, and real ones in four bits."""
 
 from __future__ import annotations
 
@@ -12,6 +12,15 @@ from ..contract import MemberContract
 pytestmark = pytest.mark.real
 
 
+class TestTiny(MemberContract):
+    settles = False
+
+    @pytest.fixture
+    def make_member(self, tiny_llama):
+        return lambda: LlamaCppMember(tiny_llama)
+
+
+@pytest.mark.long
 class TestSmolLM2(MemberContract):
     settles = False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,16 +18,22 @@ from langchain_specfuse.core.values import (
 )
 from langchain_specfuse.members.llamacpp.member import LlamaCppMember
 
-from .. import tiny
+from .. import tiny, tiny_gguf
 
 pytestmark = pytest.mark.real
 STORY = "The sky is blue because the air scatters blue light more than red light. " * 6
 FOREIGN = (" the air scatters it", " it is a reflection", " nobody knows why")
 
 
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of its own, because the members of a file share what their prompts begin with."""
+    return tiny_gguf.llama(tmp_path_factory.mktemp("gguf") / "sequences.gguf")
+
+
 @pytest.fixture
-def member(tiny_llama: Any) -> LlamaCppMember:
-    member = LlamaCppMember(tiny_llama)
+def member(file: Path) -> LlamaCppMember:
+    member = LlamaCppMember(file)
     member.probe()
     return member
 

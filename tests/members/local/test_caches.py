@@ -80,10 +80,10 @@ def chosen(arch, **options):
         return best_cache(in_memory(*parts))
 
 
-def llamacpp(tmp_path, monkeypatch, cells):
+def llamacpp(file, monkeypatch, cells):
     """Return a cache of llama.cpp with this initial size, and one that reads every text anew."""
     monkeypatch.setattr(llamacpp_cache, "CELLS", cells)
-    weights = load(GgufSource(str(file_of(SMOLLM2))))
+    weights = load(GgufSource(str(file)))
     fresh = LlamaCppCache(weights)
     fresh.cuts = False
     return LlamaCppCache(weights), fresh
@@ -153,23 +153,29 @@ def test_sequences_may_grow_shrink_and_disappear_in_any_order(arch):
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("cells", [256, pytest.param(2048, marks=pytest.mark.long)])
-def test_no_reply_of_llama_cpp_depends_on_what_else_its_cache_holds(cells, tmp_path, monkeypatch):
+@pytest.mark.parametrize("cells", [256, 2048])
+def test_no_reply_of_llama_cpp_depends_on_what_else_its_cache_holds(cells, tiny_llama, monkeypatch):
     """With the small pool, live texts move to a larger pool again and again."""
-    live(*llamacpp(tmp_path, monkeypatch, cells), 1e-4, rounds=12)
+    live(*llamacpp(tiny_llama, monkeypatch, cells), 1e-4, rounds=12)
 
 
 @pytest.mark.real
-def test_states_that_llama_cpp_cannot_cut_are_copied_or_read_again(tmp_path, monkeypatch):
-    cache, truth = llamacpp(tmp_path, monkeypatch, 2048)
+@pytest.mark.long
+def test_no_reply_of_real_weights_depends_on_what_else_the_cache_holds(monkeypatch):
+    live(*llamacpp(file_of(SMOLLM2), monkeypatch, 256), 1e-4, rounds=12)
+
+
+@pytest.mark.real
+def test_states_that_llama_cpp_cannot_cut_are_copied_or_read_again(tiny_llama, monkeypatch):
+    cache, truth = llamacpp(tiny_llama, monkeypatch, 2048)
     cache.cuts, cache.prefixes.whole = False, True
     # without a graveyard, the order of cells and therefore the last bits change
     live(cache, truth, 1.0, rounds=8)
 
 
 @pytest.mark.real
-def test_a_full_llama_cpp_cache_evicts_idle_sequences_before_it_raises(tmp_path, monkeypatch):
-    cache, _ = llamacpp(tmp_path, monkeypatch, 256)
+def test_a_full_llama_cpp_cache_evicts_idle_sequences_before_it_raises(tiny_llama, monkeypatch):
+    cache, _ = llamacpp(tiny_llama, monkeypatch, 256)
     cache.set_budget(256 * cache.token_bytes, 0)
     for k, key in enumerate(KEYS):
         cache.prefill([(key, list(range(10 + k, 110 + k)))])
