@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, get_peft_model
 
 from langchain_specfuse.core.values import (
     Candidate,
@@ -42,6 +41,8 @@ def saved(arch: str, folder: Path, seed: int = 1) -> Path:
 
 def adapter(arch: str, folder: Path, seed: int, **options: Any) -> tuple[Path, Any]:
     """Return a random adapter as peft writes it, and the model with the adapter merged in."""
+    from peft import LoraConfig, get_peft_model  # seconds, also where no test here runs
+
     model, _ = tiny.cached(arch, 1)
     config = {
         "r": 4,

@@ -18,7 +18,6 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from langchain_specfuse import (
@@ -159,6 +158,8 @@ def test_adapters_share_a_server_and_score_as_in_this_process(tmp_path: Path) ->
 
 def adapter(base: Path, folder: Path, seed: int) -> Path:
     """A random LoRA adapter that changes the model a little."""
+    from peft import LoraConfig, get_peft_model  # seconds, also where no test here runs
+
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     config = LoraConfig(
