@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import re
+import shutil
 import tempfile
 from collections.abc import Callable
 from functools import cache
@@ -74,6 +76,7 @@ def _folder() -> str:
     from tests.members import tiny
 
     folder = tempfile.mkdtemp(prefix="specfuse-tiny-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     for part in tiny.build("llama"):
         part.save_pretrained(folder)
     return folder
