@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,7 @@ def module_of(name: str) -> str:
 MODULES = {module_of(name) for name in FILES}
 
 
+@cache
 def imports(name: str) -> set[str]:
     """Return the modules that a file imports, also inside functions and for type checkers; modules
     of the package begin with a dot instead of its name."""
@@ -177,8 +179,9 @@ def test_no_module_imports_itself_through_others():
     assert circles == []
 
 
-def test_the_tables_see_wrong_imports(monkeypatch, tmp_path):
+def test_the_tables_see_wrong_imports(monkeypatch, tmp_path, request):
     """Shows that the tests above can fail."""
+    request.addfinalizer(imports.cache_clear)
     bad = tmp_path / "bad.py"
     bad.write_text(
         "from ..engine import drive\nimport torch\nfrom langchain_specfuse.cli import main\n"
@@ -188,6 +191,7 @@ def test_the_tables_see_wrong_imports(monkeypatch, tmp_path):
         test_folders_import_only_what_lies_beneath_them()
     with pytest.raises(AssertionError, match="torch"):
         test_packages_from_outside_are_imported_only_where_they_belong()
+    imports.cache_clear()
     bad.write_text("if TYPE_CHECKING:\n    from .values import Query\n")
     monkeypatch.setitem(FILES, "core/values.py", bad)
     with pytest.raises(AssertionError, match=r"core\.values"):
