@@ -55,9 +55,8 @@ class Visit(BaseModel):
     hour: int = Field(ge=0, le=23)
 
 
-@pytest.mark.parametrize(
-    "with_object", [pytest.param(False, marks=pytest.mark.long), True], ids=["text", "object"]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("with_object", [False, True], ids=["text", "object"])
 async def test_an_agent_calls_its_tool_and_answers(with_object: bool) -> None:
     llm = SpecFuseChatModel(members=demo_members(), max_tokens=32)
     format: Any = ProviderStrategy(Visit) if with_object else None

@@ -25,6 +25,7 @@ def members():
     unload(*small)
 
 
+@pytest.mark.long
 def test_decisions_are_the_same_alone_together_and_in_any_order_of_labels(members):
     decider = Decider(Ensemble(members))
     texts = [f"The {thing} is {colour}." for thing in ("car", "house") for colour in COLOURS]

@@ -181,7 +181,9 @@ def streamed(llm: SpecFuseChatModel, way: str) -> tuple[list[AIMessageChunk], En
     return chunks, None
 
 
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize(
+    "seed", [*range(30), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(30, 200))]
+)
 def test_an_answer_is_complete_whichever_members_fail_and_however(seed):
     plans, length = fate(seed)
     limit = LATE_S if any(how == "hang" for _, how in plans) else None

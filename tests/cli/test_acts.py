@@ -148,6 +148,7 @@ def test_ctrl_c_ends_the_demo_at_once_and_its_process_too():
 
 
 @pytest.mark.real
+@pytest.mark.long
 def test_the_small_models_show_the_acts(capfd):
     assert main(["demo", "--yes"]) == FINE
     out, err = capfd.readouterr()

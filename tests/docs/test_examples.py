@@ -74,11 +74,9 @@ def members():
 
 
 @pytest.mark.real
+@pytest.mark.long
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize(
-    "name",
-    [name if name == "quickstart" else pytest.param(name, marks=pytest.mark.long) for name in REAL],
-)
+@pytest.mark.parametrize("name", REAL)
 def test_an_example_with_real_models_runs(name, members, monkeypatch, capsys):
     monkeypatch.setattr(langchain_specfuse, "demo_members", lambda: members)
     monkeypatch.setattr(sys, "argv", [name])

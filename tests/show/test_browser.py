@@ -262,7 +262,9 @@ def test_the_policy_stops_scripts_that_are_not_the_pages_own(opened):
     one.trouble.clear()
 
 
-@pytest.mark.parametrize(("scheme", "width"), [("light", 320), ("dark", 1280)])
+@pytest.mark.parametrize(
+    ("scheme", "width"), [("light", 320), pytest.param("dark", 1280, marks=pytest.mark.long)]
+)
 def test_axe_finds_no_barrier(opened, scheme, width):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")
     trace = scripted()

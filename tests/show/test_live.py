@@ -479,7 +479,9 @@ def test_other_sites_cannot_ask_or_frame_the_page(serve, opened):
     one.trouble.clear()
 
 
-@pytest.mark.parametrize(("scheme", "width"), [("light", 320), ("dark", 1280)])
+@pytest.mark.parametrize(
+    ("scheme", "width"), [("light", 320), pytest.param("dark", 1280, marks=pytest.mark.long)]
+)
 def test_axe_finds_no_barrier_and_hostile_text_is_text(serve, opened, scheme, width):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")
     look = {"color_scheme": scheme, "viewport": {"width": width, "height": 900}, "bypass_csp": True}

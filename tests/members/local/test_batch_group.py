@@ -90,9 +90,17 @@ def draft_jobs(members, query, answer=(), size=4):
 
 
 @pytest.mark.parametrize(
-    "arch", tiny.three_first(["llama", "gemma3", "gpt2", "phi3", "opt", "qwen3-next"])
+    ("arch", "how"),
+    [
+        pytest.param("llama", Sampling(0.9, seed=5), id="llama-sampled"),
+        *(
+            pytest.param(
+                arch, Sampling(), id=arch, marks=() if arch in tiny.THREE else [pytest.mark.long]
+            )
+            for arch in ["llama", "gemma3", "gpt2", "phi3", "opt", "qwen3-next"]
+        ),
+    ],
 )
-@pytest.mark.parametrize("how", [Sampling(), Sampling(0.9, seed=5)], ids=["greedy", "sampled"])
 def test_every_reply_in_a_shared_batch_equals_that_of_the_merged_model_alone(arch, how, family):
     """The architectures have full attention, windows, transposed weights, fused projections,
     flattened rows and recurrent states."""
@@ -119,7 +127,7 @@ def test_replies_stay_equal_over_a_long_random_life(arch, family):
     chance, group = random.Random(arch), family(arch)
     words, known, going = STORY.split(" "), [STORY.split(" ")], {}
     texts = [" the air", " blue because", " 天", "", " is red, and so"]
-    for _ in range(12):
+    for _ in range(8):
         for _ in range(chance.randint(0, 2)):
             base = chance.choice(known)
             known.append(
@@ -171,7 +179,7 @@ def test_replies_stay_equal_over_a_long_random_life(arch, family):
             group.forget(going.pop(key)[0])
         if chance.random() < 0.2:
             chance.choice(group.members).unload()
-    assert group.count > 40 and group.worst < NEAR
+    assert group.count > 25 and group.worst < NEAR
 
 
 @pytest.mark.parametrize("kind", ["schema", "choice"])

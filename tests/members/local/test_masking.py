@@ -148,7 +148,7 @@ def test_every_draft_is_what_a_brute_force_loop_writes(arch, kind):
 # --- batches --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", ["llama", "qwen3-next"])
 def test_same_constrained_drafts_alone_or_in_a_crowd(arch):
     """Some queries are constrained and some are not, at different positions of their answers."""
     member, apart = tiny.member(arch, 1), tiny.member(arch, 1)

@@ -21,6 +21,7 @@ class TestFullAttention(InProcess):
     arch = "llama"
 
 
+@pytest.mark.long
 class TestAbsolutePositionsAndAPlainTemplate(InProcess):
     arch = "gpt2"
 
@@ -29,6 +30,7 @@ class TestSlidingWindowAmongFull(InProcess):
     arch = "gemma3"
 
 
+@pytest.mark.long
 class TestSlidingWindowEverywhere(InProcess):
     arch = "mistral"
     seed = 2
