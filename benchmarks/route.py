@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 import threading
+import time
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,6 +23,8 @@ from langchain_specfuse.demo import SMOLLM2, file_of
 
 PACKAGE = Path(langchain_specfuse.__file__).parent
 QUESTION = "Name one colour."
+FORGOTTEN_S = 1.0
+"""After this long, the worker's thread has freed what was kept for a question."""
 
 
 class Route:
@@ -47,15 +50,16 @@ class Route:
 
 def route(model: str) -> Route:
     """The way of the second question to this file."""
-    found, first = Route(), Route()
-    noted = first
-    threading.setprofile(lambda *call: noted.note(*call))  # of threads that begin from now on
-    sys.setprofile(lambda *call: noted.note(*call))
+    found = Route()
+    threading.setprofile(found.note)  # of threads that begin from now on
+    sys.setprofile(found.note)
     llm = SpecFuseChatModel(members=[LlamaCppMember(model)], max_tokens=12)
     llm.invoke(QUESTION)
-    noted = found
+    time.sleep(FORGOTTEN_S)
+    found.files.clear()
+    found.classes.clear()
     llm.invoke(QUESTION)
-    noted = first
+    time.sleep(FORGOTTEN_S)
     sys.setprofile(None)
     return found
 
