@@ -30,7 +30,7 @@ from common import NOTES, QUESTIONS, arguments, report
 from prepared import BEGIN, END, MODEL
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from langchain_specfuse import ChatModelMember, ServerMember, SpecFuseChatModel
+from langchain_specfuse import ServerMember, SpecFuseChatModel
 
 MEASURES = (
     "core",
@@ -173,9 +173,9 @@ async def chat_pair(server: Prepared) -> AsyncIterator[Pair]:
         )
         for _ in range(2)
     )
-    member = ChatModelMember(inside, max_concurrency=MOST_AT_ONCE)
-    yield Pair(asked(alone), asked(SpecFuseChatModel(members=[member], max_tokens=1024)))
-    member.unload()
+    llm = SpecFuseChatModel(members=[inside], max_tokens=1024)
+    yield Pair(asked(alone), asked(llm))
+    llm.unload()
     for model in (alone, inside):
         model.root_client.close()
         await model.root_async_client.close()
