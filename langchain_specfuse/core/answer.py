@@ -174,7 +174,8 @@ class Answer:
         """The answer with one more segment."""
         text = self.text + segment.text
         tokens = next(iter(segment.tokens.values()), ())  # those of its writer
-        left = self.tokens_left - (len(tokens) or 1)
+        has_tokens = bool(segment.tokens and segment.text)
+        left = self.tokens_left - (len(tokens) if has_tokens else len(tokens) or 1)
         forced = ""
         finish: Finish | None = None
         stalled = False
