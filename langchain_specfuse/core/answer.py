@@ -174,8 +174,7 @@ class Answer:
         """The answer with one more segment."""
         text = self.text + segment.text
         tokens = next(iter(segment.tokens.values()), ())  # those of its writer
-        has_tokens = bool(segment.tokens and segment.text)
-        left = self.tokens_left - (len(tokens) if has_tokens else len(tokens) or 1)
+        left = self.tokens_left - (len(tokens) or 1)
         forced = ""
         finish: Finish | None = None
         stalled = False

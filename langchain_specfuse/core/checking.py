@@ -68,7 +68,7 @@ class Continuation:
 
     @classmethod
     def of(cls, before: Answer, marks: Marks, draft: Draft, author: str) -> Continuation:
-        tokens = {author: draft.tokens} if draft.has_tokens else {}
+        tokens = {author: draft.tokens} if draft.tokens else {}
         after = before.plus(Segment(draft.text, draft.ended, tokens))
         return cls(before, marks, draft, author, after)
 

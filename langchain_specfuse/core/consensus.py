@@ -198,8 +198,7 @@ def whole_answers(jobs: Mapping[str, DraftJob], answer: Answer) -> Generator[Ask
                 continue
             before = written[name]
             draft = legal_part(reply, before)
-            tokens = {name: draft.tokens} if draft.has_tokens else {}
-            segment = Segment(draft.text, draft.ended, tokens)
+            segment = Segment(draft.text, draft.ended, {name: draft.tokens})
             after = written[name] = before.plus(segment)
             if draft.text and after.finish is None:
                 left = after.tokens_left
@@ -328,7 +327,7 @@ def _round(
     for voter in voters(before, tally.samples):
         if voter.sample and voter.name in drafts:
             samples[voter.name] = voter.member
-    tokens = {winner.member: draft.tokens} if draft.has_tokens else {}
+    tokens = {winner.member: draft.tokens} if draft.tokens else {}
     segment = Segment(draft.text, draft.ended, tokens)
     answer = answer.plus(segment)
     return Round(

@@ -215,23 +215,6 @@ class Draft:
     """For a job with ``excluded``: the most probable first tokens besides these and the draft's
     own, each with its text."""
 
-    @property
-    def has_tokens(self) -> bool:
-        """Whether ``tokens`` are those of its text. They are not if it was cut, or if its writer
-        does not report any."""
-        return bool(self.tokens) or not self.text or self.ends is not None
-
-    @property
-    def length(self) -> int:
-        """Its length in tokens; 1 if they are unknown.
-
-        >>> Draft(" is", tokens=(7,)).length, Draft(" is").length, Draft("").length
-        (1, 1, 0)
-        >>> Draft("s", ends=()).length  # a part of a stream that goes on with a word
-        0
-        """
-        return len(self.tokens) if self.has_tokens else 1
-
 
 @dataclass(frozen=True, slots=True)
 class Candidate:

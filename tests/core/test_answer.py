@@ -29,15 +29,6 @@ def test_held_back_text_is_released_when_the_answer_ends_without_the_stop_string
     assert (released, answer.finish) == (["one ", "E"], finish)
 
 
-def test_a_part_of_a_stream_costs_the_tokens_that_begin_in_it():
-    """Chat models send parts of words, and the division does not change what an answer may have."""
-    answer, unknown = Answer((), 5), Answer((), 5)
-    for piece, tokens in ((" un", (1,)), ("believ", ()), ("able", ()), (" sky", (2,))):
-        answer = answer.plus(Segment(piece, tokens={"a": tokens}))
-        unknown = unknown.plus(Segment(piece))
-    assert (answer.tokens_left, unknown.tokens_left) == (3, 1)
-
-
 # --- safe places ----------------------------------------------------------------------------------
 
 
