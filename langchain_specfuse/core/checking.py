@@ -265,8 +265,8 @@ class Checking:
         """What to ask about this draft."""
         after = item.after
         for check in self._checks:
-            places, _ = _places(check, after)
             mark = item.marks[check.name]
+            places, _ = _places(check, after, mark)
             for place in places:
                 # All of the text may have passed before it turned out to be the end.
                 is_end = after.finish is not None and place == len(after.text)
@@ -285,10 +285,11 @@ class Checking:
     def _marks_after(self, item: Continuation) -> Marks:
         """How far each check has been asked once this draft has passed."""
         after = item.after
-        return {
-            check.name: max([item.marks[check.name], *_places(check, after)[0]])
-            for check in self._checks
-        }
+        marks = dict(item.marks)
+        for check in self._checks:
+            places, _ = _places(check, after, marks[check.name])
+            marks[check.name] = max([marks[check.name], *places])
+        return marks
 
     def _asked(self, jobs: Sequence[CheckJob], answer: Answer) -> Steps:
         """Ask for the verdicts on these jobs. Raises if a check itself fails."""
@@ -627,14 +628,14 @@ class Checking:
         ended = replace(answer, finish="check", released="")
         jobs = []
         for check in self._checks:
-            places, _ = _places(check, ended)
             mark = self._marks.get(check.name, 0)
+            places, _ = _places(check, ended, mark)
             jobs += [self._job(check, ended, place, mark, "") for place in places if place > mark]
         verdicts = yield from self._asked(jobs, answer)
         shown = answer.shown
         if all(verdict.reason is None for verdict in verdicts):
             # show no part of a call that was not judged
-            holds = [_places(check, answer)[1] for check in self._checks if check.at == "call"]
+            holds = [_places(check, answer, 0)[1] for check in self._checks if check.at == "call"]
             shown = max(shown, min([len(answer.text), *holds]))
         text = answer.text[:shown]
         released = answer.text[answer.shown : shown]
@@ -649,14 +650,15 @@ class Checking:
         item = Continuation(before, self._marks, draft, author, after)
         self._marks = self._passed.get(author, self._marks)
         self._passed = {}
-        hold = min((_places(check, after)[1] for check in self._checks), default=len(after.text))
+        holds = [_places(check, after, self._marks[check.name])[1] for check in self._checks]
+        hold = min(holds, default=len(after.text))
         hold = max(hold, before.shown)
         shown = min(after.shown, hold)
         released = after.text[before.shown : shown]
         answer = replace(after, shown=shown, verified=shown, released=released)
-        self._held_back = [
-            other for other in [*self._held_back, item] if len(other.after.text) > shown
-        ]
+        self._held_back.append(item)
+        while self._held_back and len(self._held_back[0].after.text) <= shown:
+            del self._held_back[0]
         if self._length is not None:
             longest = max(SHORT, self._settings.segment_tokens // 2)
             self._length = min(self._length + 1, longest)
@@ -671,9 +673,9 @@ class Checking:
 # --- places ---------------------------------------------------------------------------------------
 
 
-def _places(check: Check, answer: Answer) -> tuple[list[int], int]:
+def _places(check: Check, answer: Answer, mark: int) -> tuple[list[int], int]:
     """The places in this answer where a check runs, and how much of the answer may be shown once it
-    passes."""
+    passes. Places before ``mark``, up to which it has passed, may be left out."""
     text = answer.text
     spoken = answer.referee.before_calls(text)
     in_calls = spoken < len(text)
@@ -689,7 +691,7 @@ def _places(check: Check, answer: Answer) -> tuple[list[int], int]:
         if in_calls and not (check.judges_calls and text[:spoken].strip()):
             return [], len(text)
         return [spoken], len(text)
-    places, hold = places_in(check.at, text[:spoken], is_over or in_calls)
+    places, hold = places_in(check.at, text[:spoken], is_over or in_calls, min(mark, spoken))
     return places, len(text) if in_calls and hold == spoken else hold
 
 

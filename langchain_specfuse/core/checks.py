@@ -168,14 +168,17 @@ Verdicts: TypeAlias = Sequence[Verdict]
 # --- where a check runs ---------------------------------------------------------------------------
 
 _SENTENCE = re.compile(r"[.!?…]+[\"'”’»)\]]*(?=\s)|[。！？]+[」』”’]*|\n(?=\s*\n)")
+_SENTENCE_MARKS = frozenset(".!?…\"'”’»)]。！？」』")
+_LINE = re.compile("\n")
 _FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[^\n]*$", re.MULTILINE)
 
 
-def places_in(at: Place, text: str, complete: bool) -> tuple[list[int], int]:
+def places_in(at: Place, text: str, complete: bool, start: int = 0) -> tuple[list[int], int]:
     """Find the places in this text where a check runs, and how much of the text may be shown once
     all of them pass. The rest is held back, because it belongs to a unit that may still go on.
 
-    ``complete`` says that no more text follows. ``answer`` and ``call`` do not depend on the text.
+    ``complete`` says that no more text follows. The text up to ``start`` has passed; places in it
+    may be left out. ``answer`` and ``call`` do not depend on the text.
 
     >>> places_in("segment", "The sky is bl", False), places_in("segment", "It is 19", True)
     (([10], 10), ([8], 8))
@@ -186,18 +189,21 @@ def places_in(at: Place, text: str, complete: bool) -> tuple[list[int], int]:
     >>> places_in("block", "So:\\n```\\nx = 1\\n", False)
     ([], 4)
     """
+    passed = start
     if at == "segment":
         places = [len(text) if complete else _last_seam(text)]
     elif at == "sentence":
-        places = [match.end() for match in _SENTENCE.finditer(text)]
+        while start > 0 and text[start - 1] in _SENTENCE_MARKS:
+            start -= 1  # more marks may have followed
+        places = [match.end() for match in _SENTENCE.finditer(text, start)]
     elif at == "line":
-        places = [match.end() for match in re.finditer("\n", text)]
+        places = [match.end() for match in _LINE.finditer(text, start)]
     else:
         return _blocks_in(text, complete)
     places = [place for place in places if place > 0]
     if complete and (not places or places[-1] < len(text)):
         places.append(len(text))
-    return places, places[-1] if places else 0
+    return places, places[-1] if places else passed
 
 
 def _last_seam(text: str) -> int:

