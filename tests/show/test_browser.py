@@ -8,6 +8,8 @@ from langchain_specfuse import Trace
 
 from .runs import HOSTILE, QUESTION, a_round, long, scripted
 
+pytestmark = pytest.mark.slow  # together, so it is begun early
+
 
 def test_the_answer_is_shown_by_segment_and_a_click_shows_its_round(opened):
     trace = scripted()

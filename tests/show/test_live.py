@@ -18,6 +18,7 @@ from langchain_specfuse.serve import Limits
 
 from .runs import HOSTILE, SCRIPTS
 
+pytestmark = pytest.mark.slow  # together, so it is begun early
 ROUNDS = "/v1/specfuse/rounds"
 ASKED = {"model": "specfuse", "messages": QUESTION}
 
@@ -195,8 +196,7 @@ def test_stop_cancels_on_the_server_and_keeps_what_was_there(serve, opened):
 def test_what_checks_refused_is_on_the_page_only_if_the_server_shows_it(serve, opened, shown):
     llm = ensemble("We guarantee it all.", "We hope so.", checks=[checks.forbids("guarantee")])
     one = opened(url=serve(llm, show_rejected=shown).url)
-    ask(one, "Well?", state="visible")
-    one.page.wait_for_selector("#stop", state="hidden")
+    ask(one, "Well?")
     assert "".join(one.segments()) == "We hope so."
     assert "checks refused 1 draft" in one.text("#summary")
     why = "contains 'guarantee'"
