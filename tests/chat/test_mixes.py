@@ -34,7 +34,7 @@ from .conftest import joined
 from .test_failover import CALL, Booking, FailingModel, Writer, book, numbers
 
 WORDS = 16
-MIXES = 500
+MIXES, QUICK_MIXES = 500, 200
 FORM_MIXES = 60
 PLACES = ("segment", "sentence", "line", "answer")
 
@@ -122,7 +122,13 @@ def chunks_of(llm: SpecFuseChatModel, is_async: bool) -> tuple[list[Any], Except
     return chunks, None
 
 
-@pytest.mark.parametrize("first", range(0, MIXES, 50))
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param(first, marks=() if first < QUICK_MIXES else pytest.mark.long)
+        for first in range(0, MIXES, 50)
+    ],
+)
 def test_no_mix_of_checks_and_deaths_loses_repeats_or_shows_a_refused_word(first: int) -> None:
     for seed in range(first, first + 50):
         llm, watch = mix(seed)

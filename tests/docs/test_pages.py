@@ -45,14 +45,8 @@ def test_a_page_runs_from_top_to_bottom_and_prints_what_it_says(page):
 
 
 @pytest.mark.real
-@pytest.mark.parametrize(
-    "block",
-    [
-        block if block.where.startswith("README") else pytest.param(block, marks=pytest.mark.long)
-        for block in REAL
-    ],
-    ids=lambda block: block.where,
-)
+@pytest.mark.long
+@pytest.mark.parametrize("block", REAL, ids=lambda block: block.where)
 def test_a_block_with_real_models_runs(block):
     assert block.run({"__name__": "page"})
 

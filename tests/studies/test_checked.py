@@ -302,6 +302,7 @@ def test_a_metered_member_is_a_member_whose_tokens_are_counted():
 
 
 @pytest.mark.real
+@pytest.mark.long
 def test_a_real_model_keeps_a_rule_that_it_breaks_alone(tmp_path):
     from langchain_specfuse.demo import SMOLLM2, file_of
 
