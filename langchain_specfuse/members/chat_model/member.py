@@ -206,9 +206,9 @@ class ChatModelMember(ConcurrentMember):
     """Its work is done elsewhere: it is asked for each answer in a thread of its own."""
 
     @property
-    def streams(self) -> bool:
-        """Whether its reply arrives in parts. If it does not, nothing arrives before its end."""
-        return self.model._should_stream(async_api=False, stream=True)
+    def arrives_whole(self) -> bool:
+        """Whether its reply arrives in one piece, so that nothing arrives before."""
+        return not self.model._should_stream(async_api=False, stream=True)
 
     @property
     def device(self) -> str:
