@@ -15,7 +15,9 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ import psutil
 import pytest
 
 from langchain_specfuse import Method, SpecFuseChatModel, VllmMember, unload
-from langchain_specfuse.core.values import Draft, DraftJob, Sampling
+from langchain_specfuse.core.values import Draft, DraftJob, Failure, Sampling
 from langchain_specfuse.errors import MemberError, UsageError
 from langchain_specfuse.members.server import process, vllm_server
 
@@ -285,6 +287,48 @@ def test_modules_in_the_working_directory_are_not_imported(
 
 
 # --- deaths ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("work", ["stream", "draft"])
+def test_the_death_of_its_server_is_known_at_once(
+    models: dict[str, FakeServer], folder: str, starts: Starts, work: str
+) -> None:
+    """Three retries of a dead connection took 1.5 s before a reserve could go on."""
+    member = VllmMember(folder)
+    member.probe()
+    server, go, waits = models[folder], threading.Event(), threading.Event()
+
+    def pace(number: int) -> None:
+        if number == 3:
+            waits.set()
+            go.wait(30)
+
+    def fault(path: str, _: int) -> None:
+        if "completions" in path and work == "draft":
+            pace(3)
+
+    server.pace, server.fault = pace, fault
+    replies: list[Any] = []
+    failed_at: list[float] = []
+
+    def ask() -> None:
+        asked = replace(job(), max_tokens=30, leads=True)
+        replies.extend(member.stream(asked) if work == "stream" else member.draft([asked]))
+        failed_at.append(time.monotonic())
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    assert waits.wait(30)
+    killed = time.monotonic()
+    os.kill(starts()[0]["pids"][0], signal.SIGKILL)
+    asking.join(30)
+    server.pace = server.fault = None
+    go.set()
+    *drafts, failure = replies
+    assert isinstance(failure, Failure) and failure.kind == "error"
+    assert bool(drafts) == (work == "stream")
+    assert failed_at[0] - killed < 0.3
+    member.unload()
 
 
 def test_a_server_that_dies_in_an_answer_is_back_for_the_next_one(

@@ -89,6 +89,8 @@ def relay(backend: int) -> type[BaseHTTPRequestHandler]:
             key = f"Bearer {os.environ['VLLM_API_KEY']}"
             if self.path.startswith("/v1") and self.headers.get("Authorization") != key:
                 status, data = 401, b'{"error": {"message": "Unauthorized"}}'
+            elif b'"stream":true' in (body or b""):
+                return self.pass_on(body)
             else:
                 status, data = asked(backend, self.command, self.path, body)
             self.send_response(status)
@@ -99,6 +101,21 @@ def relay(backend: int) -> type[BaseHTTPRequestHandler]:
             self.wfile.flush()
 
         do_POST = do_GET
+
+        def pass_on(self, body: bytes | None) -> None:
+            """Pass a stream on as it arrives."""
+            connection = http.client.HTTPConnection("127.0.0.1", backend, timeout=30)
+            connection.request(self.command, self.path, body)
+            response = connection.getresponse()
+            self.send_response(response.status)
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            while data := response.read1():
+                self.wfile.write(b"%x\r\n%b\r\n" % (len(data), data))
+                self.wfile.flush()
+            self.wfile.write(b"0\r\n\r\n")
+            self.wfile.flush()
+            connection.close()
 
         def log_message(self, *_: object) -> None:
             pass
