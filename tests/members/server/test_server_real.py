@@ -112,6 +112,23 @@ def test_its_draft_continues_the_answer_and_its_numbers_are_its_scores(
     )
 
 
+@pytest.mark.parametrize(
+    "question", ["Name three colours of the rainbow.", "Write five emojis of animals: 🐶🐱"]
+)
+def test_a_stream_is_the_draft_without_a_bound(member: ServerMember, question: str) -> None:
+    """llama-server reports one token of several that make up an emoji."""
+    job = DraftJob(tiny.query(question, id="q"), (), 60, 60, Sampling(), leads=True)
+    pieces, whole = list(member.stream(job)), tiny.reply_of(member, job)
+    assert isinstance(whole, Draft) and len(pieces) > 1
+    text, tokens = "", ()
+    for piece in pieces:
+        assert isinstance(piece, Draft), piece
+        text += piece.text
+        tokens += piece.tokens
+    assert (text, pieces[-1].ended) == (whole.text, whole.ended)
+    assert tokens == whole.tokens
+
+
 def test_a_draft_begins_with_no_excluded_token_and_its_numbers_are_its_scores(
     member: ServerMember,
 ) -> None:
