@@ -47,10 +47,6 @@ class Options(Settings):
         description="what tracers get: off (the chat model's run alone), or rounds (a child run "
         "for each, and a summary)",
     )
-    logprobs: Flag = Field(
-        default=False,
-        description="add the log-probabilities of the answer's tokens to response_metadata",
-    )
     calibration: str | None = Field(
         default=None,
         description="file that doctor --calibration wrote: which member leads which questions, and "

@@ -385,6 +385,10 @@ class Settings(Checked):
         description="when no attempt passes a check: raise a CheckError, end the answer before "
         "that text or, with segment='answer', keep the lead's own answer",
     )
+    logprobs: Flag = Field(
+        default=False,
+        description="add the log-probabilities of the answer's tokens to response_metadata",
+    )
     reasoning: Flag = Field(
         default=False,
         description="show the reasoning of the member whose draft is agreed first, before the "

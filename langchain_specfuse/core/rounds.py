@@ -171,6 +171,7 @@ def call_for_drafts(
         # if it is not put to a vote.
         stop=() if has_vote else answer.stop,
         new_requests=not clock.budget.is_spent,
+        logprobs=settings.logprobs,
     )
     if checking.wants_reserve(panel):
         panel, failures = yield from woken(panel, number)

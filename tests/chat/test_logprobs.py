@@ -51,6 +51,22 @@ def test_log_probabilities_are_present_only_where_requested() -> None:
     assert "logprobs" not in chat.invoke("?").response_metadata
 
 
+def test_members_are_asked_for_them_only_then() -> None:
+    """vLLM and llama-server compute and send them for a stream only if they are requested."""
+
+    class Noting(ScriptedMember):
+        wants: list[bool]
+
+        def draft(self, jobs: Any) -> Any:
+            self.wants = [job.logprobs for job in jobs]
+            return super().draft(jobs)
+
+    member = Noting(ANSWER)
+    for wanted in (False, True):
+        llm(member, logprobs=wanted).invoke("?")
+        assert member.wants == [wanted]
+
+
 @pytest.mark.parametrize("stop", ["blue", "because of", " air", "all"])
 def test_tokens_behind_a_stop_string_are_not_listed(stop: str) -> None:
     for segment_tokens in (1, 3, 50):

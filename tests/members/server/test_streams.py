@@ -39,8 +39,19 @@ def server(request: pytest.FixtureRequest) -> Iterator[FakeServer]:
 
 @pytest.fixture
 def served(server: FakeServer) -> Iterator[ServerMember]:
-    member = ServerMember(server.url, name="served", tokenizer=server.tokenizer, timeout=1.0)
+    member = ServerMember(server.url, name="served", tokenizer=server.tokenizer)
     member.probe()
+    yield member
+    member.unload()
+
+
+@pytest.fixture
+def hasty(server: FakeServer, served: ServerMember) -> Iterator[ServerMember]:
+    """A member with a limit of 1 s. Its trial is quick, because the server has replied to it
+    before."""
+    member = ServerMember(server.url, name="hasty", tokenizer=server.tokenizer, timeout=1.0)
+    member.probe()
+    streamed(member, leading())
     yield member
     member.unload()
 
@@ -118,17 +129,17 @@ def test_a_stream_that_waits_is_interrupted(server: FakeServer, served: ServerMe
     go.set()
 
 
-def test_nothing_limits_a_pause_within_a_stream(server: FakeServer, served: ServerMember) -> None:
-    """Whoever waits for it has the clock. The member's own limit is 1 s."""
+def test_nothing_limits_a_pause_within_a_stream(server: FakeServer, hasty: ServerMember) -> None:
+    """Whoever waits for it has the clock."""
     server.pace = lambda number: time.sleep(1.5) if number == 2 else None
-    _, failure = parts(served, leading())
+    _, failure = parts(hasty, leading())
     assert failure is None
 
 
-def test_a_reply_that_does_not_begin_is_late(server: FakeServer, served: ServerMember) -> None:
+def test_a_reply_that_does_not_begin_is_late(server: FakeServer, hasty: ServerMember) -> None:
     """llama-server begins when it has read the prompt, and may work on others before that."""
     server.fault = lambda path, _: time.sleep(2.0) if path == PATHS[server.engine] else None
-    _, failure = parts(served, leading())
+    _, failure = parts(hasty, leading())
     if server.engine == "vllm":
         assert failure is not None and failure.kind == "timeout"
     else:
