@@ -98,7 +98,7 @@ def test_5_text_is_conserved_and_stop_strings_only_cut():
     whole = llm.invoke(QUESTION).text
     assert "".join(chunk.text for chunk in llm.stream(QUESTION)) == whole
     assert whole.encode().decode() == whole
-    for at in range(1, len(whole) - 2, 4):
+    for at in range(1, len(whole) - 2, 8):
         stop = whole[at : at + 2]
         cut = llm.invoke(QUESTION, stop=[stop]).text
         assert cut == whole[: whole.index(stop)]

@@ -17,7 +17,7 @@ from langchain_specfuse import SpecFuseChatModel, demo_members
 
 from .conftest import PLAN, calls_made, kinds, results
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.long]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "rag.py"
 HOURS = {"library": "from 9 to 6", "museum": "from 10 to 5"}
 QUESTION: Any = {"messages": [("human", "When can I go to the museum?")]}
@@ -55,7 +55,6 @@ class Visit(BaseModel):
     hour: int = Field(ge=0, le=23)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("with_object", [False, True], ids=["text", "object"])
 async def test_an_agent_calls_its_tool_and_answers(with_object: bool) -> None:
     llm = SpecFuseChatModel(members=demo_members(), max_tokens=32)

@@ -17,7 +17,15 @@ from .blocks import PAGES, PROPOSED, ROOT, blocks, fences, fences_of
 WITH_CODE = [page for page in [*PAGES, PROPOSED] if any(not block.mark for block in blocks(page))]
 REAL = [block for page in PAGES for block in blocks(page) if block.mark == "real"]
 WITH_COMMANDS = [page for page in PAGES if any(not block.mark for block in blocks(page, "console"))]
-SLOW_PAGES = {"choose-members.md", "command.md", "evaluate.md"}
+SLOW_PAGES = {
+    "choose-members.md",
+    "command.md",
+    "decide-with-several-models.md",
+    "evaluate.md",
+    "let-the-right-member-lead.md",
+    "look-at-a-run.md",
+    "reduce-cost.md",
+}
 """`make test-rest` runs their commands, which take seconds each."""
 SKIPPED = {"skip", "needs"}
 LANGUAGES = {"python", "console", "json", "text", "{toctree}", "{eval-rst}"}
