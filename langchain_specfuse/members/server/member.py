@@ -20,7 +20,7 @@ from pydantic import Field
 
 from ...core.call import refuse_closed
 from ...core.member import Probe
-from ...core.values import Draft, DraftJob, Failure, Scored
+from ...core.values import Draft, DraftJob, Failure, Scored, ScoreJob
 from ...errors import MemberError, UsageError, advised
 from ...removed import removed
 from ..arguments import checked
@@ -371,6 +371,20 @@ class ServerMember(ConcurrentMember):
         return advised(error, advice)
 
     # --- asking -----------------------------------------------------------------------------------
+
+    begin = ConcurrentMember.begin
+
+    def draft(self, jobs: Sequence[DraftJob]) -> list[Any]:
+        return [self._reply("draft", job) for job in jobs]
+
+    def score(self, jobs: Sequence[ScoreJob]) -> list[Any]:
+        return [self._reply("score", job) for job in jobs]
+
+    def _reply(self, work: Work, job: Any) -> Draft | Scored | Failure:
+        try:
+            return self._answer(work, job)
+        except Exception as error:
+            return failure_of(error)
 
     def _answer(self, work: Work, job: Any) -> Draft | Scored | Failure:
         """The engine makes batches of the jobs that reach it at the same time."""

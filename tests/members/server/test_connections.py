@@ -6,12 +6,12 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from langchain_specfuse import ServerMember, SpecFuseChatModel
+from langchain_specfuse.core.call import Call
 from langchain_specfuse.core.values import Draft, DraftJob, Failure
 from langchain_specfuse.engine.worker import QueuedJob, Worker
 from langchain_specfuse.members.server import http
@@ -97,13 +97,20 @@ def test_a_request_that_was_given_up_is_not_sent_again(
     server: FakeServer, served: ServerMember, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http, "FIRST_PAUSE_S", 0.5)
-    sent: list[str] = []
-    server.fault = lambda path, _: sent.append(path) or 503
-    job = replace(draft_job(), timeout_s=0.1)
-    failure = reply_of(served, job)
+    arrived, sent = threading.Event(), []
+    server.fault = lambda path, _: sent.append(path) or arrived.set() or 503
+    call = Call()
+
+    def ask() -> Any:
+        with call.in_this_thread():
+            return reply_of(served, draft_job())
+
+    with ThreadPoolExecutor(1) as asking:
+        reply = asking.submit(ask)
+        assert arrived.wait(LONG_S)
+        call.close()
+        failure = reply.result(LONG_S)
     assert isinstance(failure, Failure) and failure.kind == "timeout"
-    while any("specfuse-served_" in thread.name for thread in threading.enumerate()):
-        time.sleep(0.01)
     assert len(sent) == 1
 
 
