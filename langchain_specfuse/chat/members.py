@@ -18,7 +18,7 @@ from langchain_core.language_models import BaseChatModel
 
 from ..core.member import Member, Probe
 from ..engine.ensemble import Ensemble
-from ..engine.worker import worker_for
+from ..engine.worker import call
 from ..errors import SpecFuseError, UsageError, advised
 from ..members import files as _files
 from ..members.chat_model.member import ChatModelMember
@@ -198,7 +198,7 @@ def unload(*references: Reference) -> None:
         free = getattr(member, "unload", None)
         if callable(free):  # on the member's own worker, or it would race with the running batch
             done: Future[Any] = Future()
-            worker_for(member.device).call(member, free, done.set_result)
+            call(member, free, done.set_result)
             wait([done], timeout=UNLOAD_WAIT_S)
 
 

@@ -359,7 +359,8 @@ class Summary:
             self._reasons.setdefault(rejection.check, {})[rejection.reason] = None
         for efforts in round.efforts.values():
             for name, effort in efforts.items():
-                if effort.requests or effort.input_tokens or effort.output_tokens:
+                billed = effort.requests, effort.input_tokens, effort.output_tokens
+                if any(billed) or effort.estimated_requests:
                     self.used[name] = self.used.get(name, Effort()) + effort
 
     def as_dict(self) -> dict[str, Any]:

@@ -119,17 +119,11 @@ class AgreedTokens:
         return sum(tokens for _, tokens, author in self._pieces if author not in without)
 
 
-def length_of(draft: Draft) -> int:
-    """A draft's length in tokens. A draft that was cut inside a token has length 1, as in the
-    answer's budget."""
-    return len(draft.tokens) or int(bool(draft.text))
-
-
 def _pieces_of(draft: Draft) -> Iterator[tuple[int, int]]:
     """The end of each token in the draft, each with 1; or the end of the draft with its length in
     tokens."""
     if draft.ends is not None and len(draft.ends) == len(draft.tokens) > 0:
         for end in draft.ends:
             yield end, 1
-    elif length := length_of(draft):
+    elif length := draft.size:
         yield len(draft.text), length

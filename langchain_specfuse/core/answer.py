@@ -173,8 +173,9 @@ class Answer:
     def plus(self, segment: Segment) -> Answer:
         """The answer with one more segment."""
         text = self.text + segment.text
-        tokens = next(iter(segment.tokens.values()), ())  # those of its writer
-        left = self.tokens_left - (len(tokens) or 1)
+        tokens = next(iter(segment.tokens.values()), None)  # those of its writer
+        is_rest = tokens == () and segment.text  # of a token that was counted before
+        left = self.tokens_left - (0 if is_rest else len(tokens or ()) or 1)
         forced = ""
         finish: Finish | None = None
         stalled = False

@@ -202,7 +202,7 @@ class Ballot:
             draft = self.drafts[name]
             # A draft that the referee cut has no tokens of its own: its author tokenizes the text
             # as every other member does.
-            if draft.text == first.text and (draft.tokens or not first.text):
+            if draft.text == first.text and (draft.tokens or not draft.size):
                 tokens[name] = draft.tokens
         return Segment(first.text, first.ended, tokens)
 

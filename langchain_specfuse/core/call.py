@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
-from ..errors import MemberError
+from ..errors import MemberError, UsageError
+from .values import Failure
 
+SHOWN = 300
+"""At most this many characters of another program's error message are passed on."""
 _THREAD = threading.local()
 
 
@@ -23,8 +27,11 @@ class Call:
     def __init__(self) -> None:
         self.is_closed = False
         """Whether nobody needs what it returns any more."""
-        self.last = time.monotonic()
-        """When something last arrived for it."""
+        self.last: float | None = None
+        """When something last arrived for it or, before that, when it began. None: it waits for its
+        turn."""
+        self.has_arrived = False
+        """Whether anything has arrived for it."""
         self._interrupt: Callable[[], None] | None = None
         self._lock = threading.Lock()
 
@@ -35,9 +42,14 @@ class Call:
             if self._interrupt is not None:
                 self._interrupt()
 
+    def note_arrival(self) -> None:
+        self.last = time.monotonic()
+        self.has_arrived = True
+
     @contextmanager
     def in_this_thread(self) -> Iterator[None]:
-        """This thread does the work."""
+        """This thread does the work, from now on."""
+        self.last = time.monotonic()
         _THREAD.call = self
         try:
             yield
@@ -61,7 +73,7 @@ def note_arrival() -> None:
     a server's sign that it is still there. Raises if nobody needs the work any more."""
     call: Call | None = getattr(_THREAD, "call", None)
     if call is not None:
-        call.last = time.monotonic()
+        call.note_arrival()
     refuse_closed()
 
 
@@ -83,3 +95,33 @@ def interrupted_by(interrupt: Callable[[], None]) -> Iterator[None]:
         return
     with call.interrupted_by(interrupt):
         yield
+
+
+# --- its replies ----------------------------------------------------------------------------------
+
+
+def replies(answer: Callable[[Any], Any], jobs: Sequence[Any]) -> list[Any]:
+    """The reply to each job, one after another. A job that fails does not disturb the others."""
+    found = []
+    for job in jobs:
+        try:
+            found.append(answer(job))
+        except Exception as error:
+            found.append(failure_of(error))
+    return found
+
+
+def failure_of(error: BaseException) -> Failure:
+    """The failure of a job that raised this error."""
+    if isinstance(error, MemberError | UsageError):
+        return Failure.of(error, str(error))
+    if isinstance(error, Exception):
+        return Failure("error", f"unexpected reply: {shown(error)}", error)
+    return Failure.of(error)
+
+
+def shown(error: Exception) -> str:
+    """An error as text for a message. It may quote what another program sent, which may be long or
+    hold characters that cannot be encoded."""
+    text = f"{type(error).__name__}: {error}"
+    return text.encode(errors="backslashreplace").decode()[:SHOWN]

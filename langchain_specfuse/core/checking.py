@@ -68,7 +68,7 @@ class Continuation:
 
     @classmethod
     def of(cls, before: Answer, marks: Marks, draft: Draft, author: str) -> Continuation:
-        tokens = {author: draft.tokens} if draft.tokens else {}
+        tokens = {author: draft.tokens} if draft.tokens or not draft.size else {}
         after = before.plus(Segment(draft.text, draft.ended, tokens))
         return cls(before, marks, draft, author, after)
 
@@ -166,10 +166,12 @@ class Checking:
     def job(self, job: DraftJob, name: str, panel: Panel, answer: Answer) -> DraftJob:
         """The job of this member: the usual one, unless a check has refused its last draft."""
         if self._length is not None and (panel.lead is not None or len(panel.drafters) == 1):
-            job = replace(job, segment_tokens=min(job.segment_tokens, self._length))
+            length = min(job.segment_tokens, self._length)
+            job = replace(job, segment_tokens=length, leads=False)
         redraft = self._redraft
         if redraft is None:
             return job
+        job = replace(job, leads=False)
         excluded = redraft.excluded.get(name)
         if excluded and len(answer.text) == redraft.at:
             job = replace(job, excluded=tuple(sorted(excluded)))

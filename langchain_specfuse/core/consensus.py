@@ -198,7 +198,8 @@ def whole_answers(jobs: Mapping[str, DraftJob], answer: Answer) -> Generator[Ask
                 continue
             before = written[name]
             draft = legal_part(reply, before)
-            segment = Segment(draft.text, draft.ended, {name: draft.tokens})
+            tokens = {name: draft.tokens} if draft.tokens else {}
+            segment = Segment(draft.text, draft.ended, tokens)
             after = written[name] = before.plus(segment)
             if draft.text and after.finish is None:
                 left = after.tokens_left

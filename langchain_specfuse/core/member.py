@@ -79,21 +79,13 @@ class Member(Protocol):
     the iterator ends the request; ``core.call`` interrupts one that waits. A member without
     ``stream`` is asked for one ``draft`` after another.
 
-    It may also have an attribute ``last_sign: float``, its last sign of life as
-    ``time.monotonic()``: a token or a chunk that arrived, a forward pass that ended, bytes of a
-    response. It is read from another thread while the member works. A lead without a sign for 30 s
-    is late, and a reserve takes its place. If no sign can come for a longer time, for example
-    before a long response in one piece, the member may set the attribute to a time in the future. A
-    member without the attribute may take a second more for each token beyond the first 30 of a
-    batch.
-
-    A member that works on several jobs at the same time, for example on a server, may have a method
-    ``begin(work, job, deliver)``, so that a job that hangs does not delay the others. The worker
-    calls it instead of ``draft`` and ``score``; ``work`` is the name of the method that it
-    replaces. ``begin`` returns immediately. Later, from any thread, the member calls ``deliver``
-    once with the reply. The member must end late jobs itself, by ``DraftJob.silence_s`` and
-    ``timeout_s`` (``core.silence`` helps). ``forget`` may be called while a job of the same query
-    is under way.
+    A member whose work is waiting for others, for example for a server, has an attribute ``waits``
+    that is true. Each of its jobs then has a thread of its own, and ``draft`` and ``score`` are
+    called with one job at a time; an attribute ``max_concurrency`` limits how many are under way.
+    ``forget`` is called when no job of the query is under way. If nothing arrives from such a
+    member for a while (``core.call``), and another can take its place, it is given up, unless it
+    has a true ``is_owned`` (a process of ours, whose end is known) or a true ``arrives_whole``
+    (its reply arrives in one piece).
 
     It may also have an attribute ``is_away: bool``, which is true while it cannot work, for example
     because its server is starting again. Answers that begin meanwhile go on without it,
@@ -127,8 +119,7 @@ class BatchGroup(Protocol):
     batch.
 
     Such a member has an attribute ``batch_group``, the same object for all of them. Replies are
-    those that each member would have given alone. The group may have a ``last_sign``, as a member
-    may.
+    those that each member would have given alone.
     """
 
     def draft(self, jobs: Sequence[tuple[Any, DraftJob]]) -> Sequence[Draft | Failure]:

@@ -172,7 +172,7 @@ class Round:
     def drafted(self) -> int:
         """The length of all drafts in their authors' tokens, including drafts that were refused and
         drawn again."""
-        count = sum(len(draft.tokens) or bool(draft.text) for draft in self.drafts.values())
+        count = sum(draft.size for draft in self.drafts.values())
         if not self.rejected:
             return count
         counted = {(name, draft.text) for name, draft in self.drafts.items()}

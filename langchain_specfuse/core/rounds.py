@@ -160,7 +160,7 @@ def call_for_drafts(
     the other until one can take its place. After a failed check, only the members that redraft are
     asked, and the others only if none of these can. Failed members leave the panel."""
     led = panel.lead is not None and settings.method.margin == math.inf
-    has_vote = len(panel.drafters) > 1 and not led
+    leads = led or len(panel.drafters) == 1
     job = DraftJob(
         query,
         answer.segments,
@@ -169,8 +169,9 @@ def call_for_drafts(
         sampling=settings.sampling,
         # A draft that ends early at a stop string has another score, so a draft may end there only
         # if it is not put to a vote.
-        stop=() if has_vote else answer.stop,
+        stop=answer.stop if leads else (),
         new_requests=not clock.budget.is_spent,
+        leads=leads,
         logprobs=settings.logprobs,
     )
     if checking.wants_reserve(panel):
@@ -201,7 +202,7 @@ def call_for_drafts(
     if led or has_redraft or (settings.refusals == "any" and clock.refusals):
         others = []
     if others and not is_agreed_alone(panel, settings.method, replies[first[0]], answer):
-        job = replace(job, stop=(), new_requests=not clock.budget.is_spent)
+        job = replace(job, stop=(), new_requests=not clock.budget.is_spent, leads=False)
         more_jobs = {name: checking.job(job, name, panel, answer) for name in others}
         more = yield Ask(more_jobs, number)
         clock.lap("draft", more)

@@ -215,6 +215,16 @@ class Draft:
     """For a job with ``excluded``: the most probable first tokens besides these and the draft's
     own, each with its text."""
 
+    @property
+    def size(self) -> int:
+        """Its length in tokens. Text without tokens counts as one, unless it belongs to a token
+        that an earlier chunk has counted (``ends`` is empty).
+
+        >>> Draft("sky", tokens=(7, 8)).size, Draft("sky").size, Draft("y", ends=()).size
+        (2, 1, 0)
+        """
+        return len(self.tokens) or int(bool(self.text) and self.ends != ())
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -260,12 +270,6 @@ class DraftJob:
     logprobs: bool = False
     """Whether a ``stream`` must report log-probabilities, because the answer shows them. A
     ``draft`` reports them in any case, if the member knows them."""
-    silence_s: float | None = None
-    """How long the member may give no sign of life while it works on this job. None: no limit. Only
-    a member with a method ``begin`` reads this; the worker watches the others."""
-    timeout_s: float | None = None
-    """How long the member may take for a batch with this job. None: no limit. Only a member with a
-    method ``begin`` reads this, for the job alone; for the others the worker has a timer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,10 +285,6 @@ class ScoreJob:
     prefill_chunks: int | None = None
     """As in :class:`DraftJob`."""
     new_requests: bool = True
-    """As in :class:`DraftJob`."""
-    silence_s: float | None = None
-    """As in :class:`DraftJob`."""
-    timeout_s: float | None = None
     """As in :class:`DraftJob`."""
 
 
@@ -356,9 +356,8 @@ class Ask:
     jobs: Mapping[str, DraftJob | ScoreJob]
     round: int
     replaceable: bool = False
-    """Whether the answer could continue without any one of these members, because another could
-    take over or answers too. If so, the answer need not wait for a member that gives no sign of
-    life."""
+    """Whether another member could take over from any one of these. If so, the answer need not wait
+    for a member from which nothing arrives."""
 
 
 @dataclass(frozen=True, slots=True)

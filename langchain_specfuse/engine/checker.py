@@ -3,11 +3,8 @@
 A plain function runs on a thread of its own, because it may block. A coroutine function runs on the
 caller's event loop; a synchronous call has none, so a loop in the background takes its place. A
 LangChain ``Runnable`` is invoked with the call's config. All checks of one :class:`.CheckAsk` run
-side by side, each in a copy of the caller's context variables and with a time limit of its own. A
-check that fails itself gets a verdict that says how.
-
-The threads are daemons, so a check that hangs does not keep the interpreter from ending;
-``concurrent.futures`` would wait for it. A coroutine that blocks its loop is not interrupted.
+side by side, each in a copy of the caller's context variables. A check that fails itself gets a
+verdict that says how. A coroutine that blocks its loop is not interrupted.
 """
 
 from __future__ import annotations
@@ -15,9 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
-import math
 import threading
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import suppress
@@ -27,11 +22,12 @@ from typing import Any
 
 from ..core.checks import CheckContext, CheckJob, Verdict, is_coroutine_function
 from ..errors import emptied
+from .calls import start
 
 LONGEST_REASON = 2_000
 """A longer reason is cut off after this many characters."""
 
-Deliver = Callable[[tuple[Verdict, ...]], None]
+Deliver = Callable[[int, Verdict], None]
 
 
 class Checker:
@@ -56,35 +52,29 @@ class Checker:
         self._closed = False
 
     def ask(self, jobs: Sequence[CheckJob], deliver: Deliver) -> None:
-        """Start all checks and return. ``deliver`` gets one verdict per job, in order, as soon as
-        all are known. It is called once, from another thread."""
-        verdicts = [Verdict()] * len(jobs)
-        others = list(jobs[1:])
-
-        def end(at: int, is_on_loop: bool, future: Future[Verdict]) -> None:
-            self._open.discard(future)
-            verdicts[at] = _settled(future)
-            try:
-                others.pop()  # atomic, so exactly one call finds that there are no others
-                return
-            except IndexError:
-                last = partial(deliver, tuple(verdicts))
-            if self._closed:
-                return
-            if is_on_loop:
-                _start(last)  # an event loop must not compute
-            else:
-                last()
-
-        for at, job in enumerate(jobs):
+        """Start all checks and return. ``deliver`` gets the number of each job and its verdict,
+        from another thread. Whoever waits for them has the clock."""
+        for number, job in enumerate(jobs):
             target = _Target.of(job.check.function, has_loop=self._loop is not None)
             future = self._posted(target, job) if target.is_coroutine else Future()
             self._open.add(future)
-            future.add_done_callback(partial(end, at, target.is_coroutine))
+            future.add_done_callback(partial(self._end, deliver, number, target.is_coroutine))
             if not target.is_coroutine:
                 self._start(target, job, future)
         if self._closed:  # checked after the calls are noted, in case of a concurrent close()
             self.close()
+
+    def _end(
+        self, deliver: Deliver, number: int, is_on_loop: bool, future: Future[Verdict]
+    ) -> None:
+        self._open.discard(future)
+        if self._closed:
+            return
+        last = partial(deliver, number, _settled(future))
+        if is_on_loop:
+            start(last, "check")  # an event loop must not compute
+        else:
+            last()
 
     def close(self) -> None:
         """Cancel what can be cancelled. Verdicts that come later are dropped."""
@@ -96,8 +86,7 @@ class Checker:
 
     def _start(self, target: _Target, job: CheckJob, future: Future[Verdict]) -> None:
         variables = self._variables.copy()  # what a check sets stays in its copy
-        _start(partial(variables.run, self._run, target, job, future))
-        _LIMITS.add(future, job.check.timeout_s)
+        start(partial(variables.run, self._run, target, job, future), "check")
 
     def _run(self, target: _Target, job: CheckJob, future: Future[Verdict]) -> None:
         try:
@@ -120,12 +109,10 @@ class Checker:
         return self._variables.copy().run(post, call, self._event_loop())
 
     async def _verdict(self, target: _Target, job: CheckJob) -> Verdict:
-        limit = asyncio.timeout(job.check.timeout_s)
         try:
-            async with limit:
-                return _verdict_of(await target.call(*self._arguments(target, job)))
+            return _verdict_of(await target.call(*self._arguments(target, job)))
         except Exception as error:
-            return _late(job.check.timeout_s) if limit.expired() else _raised(error)
+            return _raised(error)
 
     # - both
 
@@ -199,10 +186,6 @@ def _settle(future: Future[Verdict], verdict: Verdict) -> None:
         future.set_result(verdict)
 
 
-def _late(seconds: float) -> Verdict:
-    return Verdict(f"took longer than {seconds:g} s", is_broken=True)
-
-
 def _verdict_of(result: Any) -> Verdict:
     """The verdict that a check's result means."""
     if result is None:
@@ -228,10 +211,6 @@ def _bounded(reason: str) -> str:
 # --- threads --------------------------------------------------------------------------------------
 
 
-def _start(function: Callable[[], object]) -> None:
-    threading.Thread(target=function, name="specfuse-check", daemon=True).start()
-
-
 async def _same(awaitable: Awaitable[Any]) -> Any:
     return await awaitable
 
@@ -254,45 +233,4 @@ class _Background:
             return self._loop
 
 
-class _TimeLimits:
-    """Stops waiting for functions that take too long, in one thread for all of them."""
-
-    def __init__(self) -> None:
-        self._news = threading.Condition()
-        self._ends: dict[Future[Verdict], tuple[float, float]] = {}
-        """check -> when its time ends, and how long it is."""
-        self._wakes = math.inf
-        """When the thread looks next."""
-        self._thread: threading.Thread | None = None
-
-    def add(self, future: Future[Verdict], seconds: float) -> None:
-        ends = time.monotonic() + seconds
-        with self._news:
-            self._ends[future] = ends, seconds
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._watch, name="specfuse-limits-loop", daemon=True
-                )
-                self._thread.start()
-            elif ends < self._wakes:
-                self._news.notify()
-        future.add_done_callback(lambda future: self._ends.pop(future, None))
-
-    def _watch(self) -> None:
-        while True:
-            self._end_late()
-            with self._news:
-                self._wakes = min((end for end, _ in self._ends.copy().values()), default=math.inf)
-                is_used = self._wakes < math.inf
-                self._news.wait(max(self._wakes - time.monotonic(), 0.0) if is_used else None)
-
-    def _end_late(self) -> None:
-        now = time.monotonic()
-        for future, (ends, seconds) in self._ends.copy().items():
-            if ends <= now:
-                self._ends.pop(future, None)
-                _start(partial(_settle, future, _late(seconds)))
-
-
-_LIMITS = _TimeLimits()
 _BACKGROUND = _Background()

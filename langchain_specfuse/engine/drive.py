@@ -1,33 +1,46 @@
 """Drives one answer: :class:`Admission` decides when it may begin, a :class:`Run` advances its loop
-from the workers' threads, and ``drive`` and ``adrive`` hand its rounds to the caller.
+from the threads of workers, calls and streams, and ``drive`` and ``adrive`` hand its rounds to the
+caller.
 
 The thread that delivers the last reply to an ``Ask`` advances that answer, so its next jobs are
-queued before the worker forms its next batch: answers stay in step. The caller's thread only reads
-a queue. Closing the iterator, for any reason, cancels the run and frees its caches within one
-round.
+queued before the worker forms its next batch: answers stay in step. The caller's thread reads a
+queue, and has the clock: if it has waited too long, what is late is replaced by a failure, and the
+answer goes on. Closing the iterator, for any reason, cancels the run, ends its requests and frees
+its caches.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import queue
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Generator, Hashable, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Collection,
+    Generator,
+    Hashable,
+    Mapping,
+)
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ..core.checks import CheckAsk, Verdicts
+from ..core.checks import CheckAsk
 from ..core.member import Member
 from ..core.options import Settings
 from ..core.round import Round
 from ..core.rounds import Loop
-from ..core.values import Ask, DraftJob, Failure, Panelist, Replies, Reply, Wake
+from ..core.values import Ask, DraftJob, Failure, Panelist, Wake
 from ..errors import BusyError, advised, amount
-from .worker import QueuedJob, forked, refuse_fork, worker_for
+from .calls import Task, calls_of, waits
+from .leading import LeadStream
+from .limits import Waiting, of_checks, of_load, of_member
+from .worker import QueuedJob, forget, forked, refuse_fork, task_of, worker_for
 
 if TYPE_CHECKING:
     from .checker import Checker
@@ -37,9 +50,6 @@ log = logging.getLogger("langchain_specfuse")
 HINT_S = 1.0
 """How long a refused call is advised to wait for each answer ahead of it. This is a fixed guess,
 because answers differ in length."""
-SILENCE_S, FIRST_SILENCE_S = 30.0, 120.0
-"""How long a lead with a reserve may be silent: in a later job of an answer, and in its first one,
-because the first token takes longer from a cold provider, or after a long prompt."""
 
 
 # --- when an answer may begin ---------------------------------------------------------------------
@@ -159,7 +169,10 @@ class Run:
         sink: Sink,
         checker: Checker | None = None,
         wake: WakeMember | None = None,
+        look: Callable[[], object] = lambda: None,
     ) -> None:
+        """``look`` is called from any thread when the time limits have changed: whoever waits for
+        the rounds has the clock, and calls :meth:`expire` when :meth:`left_s` is over."""
         self._loop = loop
         self._members = members
         self._settings = settings
@@ -167,7 +180,13 @@ class Run:
         self._sink = sink
         self._checker = checker
         self._wake_member = wake
+        self._look = look
+        self._looks_at = math.inf
+        """When :meth:`expire` will be called if nothing changes."""
         self._over = False
+        self._waiting = Waiting(())
+        self._streams: dict[str, LeadStream] = {}
+        """member -> its open stream."""
         self._asked: dict[tuple[str, str], None] = {}
         """(member, query id) of every job: the queries for which members may keep something."""
 
@@ -176,8 +195,8 @@ class Run:
         self._admission.enter(self, self._settings, self._begin)
 
     def cancel(self) -> None:
-        """Drop all later replies and free every member's caches. Has no effect if the run is
-        over."""
+        """Drop all later replies, end all requests, and free every member's caches. Has no effect
+        if the run is over."""
         if self._over:
             return
         self._over = True
@@ -190,19 +209,49 @@ class Run:
         finally:  # otherwise the other answers would wait for this one
             self._admission.leave(self)
 
+    # --- time limits ------------------------------------------------------------------------------
+
+    def left_s(self) -> float | None:
+        """How long the next reply is still waited for; None: without a limit."""
+        self._looks_at = math.inf  # first: a limit that is set meanwhile calls `look`
+        left_s = self._waiting.left_s()
+        if left_s is not None:
+            self._looks_at = time.monotonic() + left_s
+        return left_s
+
+    def expire(self) -> None:
+        """Put an end to what is late: the answer goes on without it."""
+        waiting = self._waiting
+        for name, limit in waiting.late():
+            stream = self._streams.get(name)
+            if stream is not None:
+                stream.close()
+            if isinstance(limit.task, Task):
+                calls_of(self._members[name]).close(limit.task)
+            waiting.deliver(name, limit.late)
+
+    def _wait_for(self, waiting: Waiting) -> None:
+        self._waiting = waiting
+        left_s = waiting.left_s()
+        if left_s is not None and time.monotonic() + left_s < self._looks_at:
+            self._look()
+
+    # --- the loop ---------------------------------------------------------------------------------
+
     def _begin(self) -> None:
         if not self._over:
             self._advance(None)
 
-    def _advance(self, replies: Replies | Panelist | Failure | Verdicts | None) -> None:
+    def _advance(self, replies: Any) -> None:
         """Move the loop to its next question to members or checks, handing out the rounds on the
         way."""
         try:
+            if self._over:
+                return
             item = self._loop.send(replies)
             while isinstance(item, Round):
-                if self._over:
-                    return
-                self._forget([departure.member for departure in item.left])
+                if item.left:
+                    self._forget([departure.member for departure in item.left])
                 self._sink(item)
                 item = next(self._loop)
             if isinstance(item, Ask):
@@ -218,66 +267,99 @@ class Run:
             self._end(error)
 
     def _ask(self, ask: Ask) -> None:
-        """Queue the jobs of an ``Ask``. The thread that delivers the last reply advances the
+        """Start the jobs of an ``Ask``. The thread that delivers the last reply advances the
         loop."""
-        replies = _Replies(ask)
-
-        def deliver(name: str, reply: Reply) -> None:
-            complete = replies.add(name, reply)
-            if complete is not None and not self._over:
-                self._advance(complete)
-
+        names = list(ask.jobs)
+        waiting = Waiting(
+            names, lambda replies: self._advance(dict(zip(names, replies, strict=True)))
+        )
+        begins: list[Callable[[], object]] = []
         by_device: dict[str, list[QueuedJob]] = {}
         for name, job in ask.jobs.items():
             member = self._members[name]
-            is_first = (name, job.query.id) not in self._asked
-            silence_s = self._silence_s(is_first) if ask.replaceable else None
             # Noted before the job is queued: a cancel in between drops the job.
             self._asked[name, job.query.id] = None
-            queued = QueuedJob(
-                member,
-                "draft" if isinstance(job, DraftJob) else "score",
-                job,
-                partial(deliver, name),
-                is_needed=lambda: not self._over,
-                timeout_s=self._settings.member_timeout,
-                silence_s=silence_s,
-            )
-            by_device.setdefault(member.device, []).append(queued)
+            deliver = partial(waiting.deliver, name)
+            task: Task | None = None
+            if isinstance(job, DraftJob) and job.leads and hasattr(member, "stream"):
+                stream, begin = self._stream(name, job, deliver, in_words=ask.replaceable)
+                task = stream.task
+                begins.append(begin)
+            else:
+                self._close_stream(name)
+                work = "draft" if isinstance(job, DraftJob) else "score"
+                needed = partial(self._needs, waiting, name)
+                queued = QueuedJob(member, work, job, deliver, needed)
+                if waits(member):
+                    task = task_of(queued)
+                    begins.append(partial(calls_of(member).begin, task))
+                else:
+                    by_device.setdefault(member.device, []).append(queued)
+            limit = of_member(member, self._settings, task, replaceable=ask.replaceable)
+            if limit is not None:
+                waiting.limits[name] = limit
+        self._wait_for(waiting)
+        for begin in begins:
+            begin()
         for device, jobs in by_device.items():
             # together, or the first would be taken alone, without its batch group
             worker_for(device).put(*jobs)
+        if self._over:  # it was cancelled meanwhile
+            self._forget(self._members)
 
-    def _silence_s(self, is_first: bool) -> float | None:
-        """How long a lead with a reserve may be silent: at most half of the time limit of the
-        answer, so that the reserve has some time left."""
-        if self._settings.member_timeout is not None:
-            return None
-        silence_s = FIRST_SILENCE_S if is_first else SILENCE_S
-        timeout = self._settings.timeout
-        return silence_s if timeout is None else min(silence_s, timeout / 2)
+    def _needs(self, waiting: Waiting, name: str) -> bool:
+        return not self._over and waiting.is_open(name)
+
+    def _stream(
+        self, name: str, job: DraftJob, deliver: Callable[[Any], None], *, in_words: bool
+    ) -> tuple[LeadStream, Callable[[], object]]:
+        """The member's stream that goes on with this job, and what asks it to."""
+        stream = self._streams.get(name)
+        if stream is not None and stream.agrees_with(job):
+            return stream, partial(stream.ask, job, deliver)
+        self._close_stream(name)
+        in_words = in_words or self._checker is not None
+        reopen = partial(self._reopen, name, in_words=in_words)
+        stream = LeadStream(self._members[name], job, deliver, reopen, in_words=in_words)
+        self._streams[name] = stream
+        return stream, stream.open
+
+    def _reopen(
+        self, name: str, job: DraftJob, deliver: Callable[[Any], None], *, in_words: bool
+    ) -> None:
+        """Go on with another stream, because this one has ended before the answer."""
+        stream, begin = self._stream(name, job, deliver, in_words=in_words)
+        limit = self._waiting.limits.get(name)
+        if limit is not None and limit.task is not None:
+            self._waiting.limits[name] = replace(limit, task=stream.task)
+        begin()
+
+    def _close_stream(self, name: str) -> None:
+        stream = self._streams.pop(name, None)
+        if stream is not None:
+            stream.close()
 
     def _wake(self, wake: Wake) -> None:
         """Load a member that was in reserve. The thread that loads it advances the loop."""
+        waiting = Waiting([wake.member], lambda replies: self._advance(replies[0]))
+        waiting.limits[wake.member] = of_load()
 
         def deliver(loading: Future[Panelist]) -> None:
-            if self._over:
-                return
             error = loading.exception()
-            self._advance(loading.result() if error is None else Failure.of(error, str(error)))
+            reply = loading.result() if error is None else Failure.of(error, str(error))
+            waiting.deliver(wake.member, reply)
 
         assert self._wake_member is not None
+        self._wait_for(waiting)
         self._wake_member(wake.member).add_done_callback(deliver)
 
     def _check(self, ask: CheckAsk) -> None:
         """Run the user's checks. The thread that delivers the last verdict advances the loop."""
-
-        def deliver(verdicts: Verdicts) -> None:
-            if not self._over:
-                self._advance(verdicts)
-
+        waiting = Waiting(range(len(ask.jobs)), self._advance)
+        waiting.limits.update(of_checks(ask.jobs))
         assert self._checker is not None
-        self._checker.ask(ask.jobs, deliver)
+        self._wait_for(waiting)
+        self._checker.ask(ask.jobs, waiting.deliver)
 
     def _end(self, last: BaseException | None) -> None:
         try:
@@ -287,35 +369,15 @@ class Run:
 
     def _forget(self, names: Collection[str]) -> None:
         """Let these members free what they keep for this answer, whichever queries it asked."""
-        if not names:
-            return
+        for name in names:
+            self._close_stream(name)
         # A copy, because another thread may cancel the run or ask on meanwhile.
         for key in self._asked.copy():
             name, query_id = key
             if name not in names or self._asked.pop(key, _ABSENT) is _ABSENT:
                 continue
-            member = self._members[name]
-            # Through the queue, or it would race with the batch that is running.
-            worker_for(member.device).forget(member, query_id)
-
-
-class _Replies:
-    """The replies to one ``Ask``, which arrive on several threads."""
-
-    def __init__(self, ask: Ask) -> None:
-        self._names = list(ask.jobs)
-        self._replies: dict[str, Reply] = {}
-        self._lock = threading.Lock()
-
-    def add(self, name: str, reply: Reply) -> Replies | None:
-        """Add a reply. Returns all replies, in the order of the jobs, with the last one."""
-        with self._lock:
-            if name in self._replies:
-                return None
-            self._replies[name] = reply
-            if len(self._replies) < len(self._names):
-                return None
-            return {name: self._replies[name] for name in self._names}
+            # Not at once, or it would race with the work that is under way.
+            forget(self._members[name], query_id)
 
 
 # --- for the caller -------------------------------------------------------------------------------
@@ -329,22 +391,29 @@ class AnswerLate(TimeoutError):
         self.text = text
 
 
+class Look:
+    """Put among the rounds, so that their reader looks at the time limits again."""
+
+
 class _Deadline:
     """The time limit of the whole answer, and the text that has been agreed so far."""
 
     def __init__(self, timeout: float | None) -> None:
         self._timeout = timeout
-        self._end = None if timeout is None else time.monotonic() + timeout
+        self._end = math.inf if timeout is None else time.monotonic() + timeout
         self.agreed = ""
 
-    def left_s(self) -> float | None:
-        if self._end is None:
-            return None
-        return max(self._end - time.monotonic(), 0.0)
+    def wait_s(self, run: Run) -> float | None:
+        """How long to wait for the next round: until this time limit, or that of a reply."""
+        limits = [self._end - time.monotonic(), run.left_s()]
+        left_s = min(limit for limit in limits if limit is not None)
+        return None if left_s == math.inf else max(left_s, 0.0)
 
-    def error(self) -> AnswerLate:
-        assert self._timeout is not None
-        return AnswerLate(self._timeout, self.agreed)
+    def check(self) -> None:
+        """Raise if the time is over."""
+        if time.monotonic() >= self._end:
+            assert self._timeout is not None
+            raise AnswerLate(self._timeout, self.agreed)
 
 
 def drive(
@@ -357,17 +426,23 @@ def drive(
 ) -> Generator[Round, None, None]:
     """The rounds of one answer, as they are agreed. ``settings`` has its time limits, and how many
     answers may be under way with it. ``wake`` loads members in reserve."""
-    news: queue.SimpleQueue[Round | BaseException | None] = queue.SimpleQueue()
+    news: queue.SimpleQueue[Round | BaseException | Look | None] = queue.SimpleQueue()
     deadline = _Deadline(settings.timeout)
 
     def next_item() -> Round | BaseException | None:
-        refuse_fork()  # a forked child has no worker that would put anything in
-        try:
-            return news.get(timeout=deadline.left_s())
-        except queue.Empty:
-            raise deadline.error() from None
+        while True:
+            refuse_fork()  # a forked child has no worker that would put anything in
+            try:
+                item = news.get(timeout=deadline.wait_s(run))
+            except queue.Empty:
+                deadline.check()
+                run.expire()
+                continue
+            if not isinstance(item, Look):
+                return item
 
-    run = Run(loop, members, settings, admission, news.put, checker, wake)
+    look = partial(news.put, Look())
+    run = Run(loop, members, settings, admission, news.put, checker, wake, look)
     try:
         run.start()
         while (item := next_item()) is not None:
@@ -388,25 +463,30 @@ async def adrive(
     wake: WakeMember | None = None,
 ) -> AsyncGenerator[Round, None]:
     """``drive`` for asyncio."""
-    news: asyncio.Queue[Round | BaseException | None] = asyncio.Queue()
+    news: asyncio.Queue[Round | BaseException | Look | None] = asyncio.Queue()
     event_loop = asyncio.get_running_loop()
     deadline = _Deadline(settings.timeout)
 
-    def post(item: Round | BaseException | None) -> None:
+    def post(item: Round | BaseException | Look | None) -> None:
         try:
             event_loop.call_soon_threadsafe(news.put_nowait, item)
         except RuntimeError:  # the event loop was closed: there is no reader any more
             run.cancel()
 
     async def next_item() -> Round | BaseException | None:
-        try:
-            return await asyncio.wait_for(news.get(), deadline.left_s())
-        except TimeoutError:
-            if news.empty():
-                raise deadline.error() from None
-            return news.get_nowait()  # it was there in time: its reader comes late
+        while True:
+            try:
+                item = await asyncio.wait_for(news.get(), deadline.wait_s(run))
+            except TimeoutError:
+                if news.empty():
+                    deadline.check()
+                    await asyncio.to_thread(run.expire)  # it may go on with the answer
+                    continue
+                item = news.get_nowait()  # it was there in time: its reader comes late
+            if not isinstance(item, Look):
+                return item
 
-    run = Run(loop, members, settings, admission, post, checker, wake)
+    run = Run(loop, members, settings, admission, post, checker, wake, partial(post, Look()))
     try:
         run.start()
         while (item := await next_item()) is not None:

@@ -8,8 +8,8 @@ import math
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from concurrent.futures import Future, InvalidStateError
-from contextlib import aclosing, closing, contextmanager, suppress
+from concurrent.futures import Future
+from contextlib import aclosing, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -24,9 +24,10 @@ from ..core.round import Departure, Round
 from ..core.rounds import Loop, rounds
 from ..core.values import BUDGET, WRONG_SETTINGS, Failure, Panelist, Query
 from ..errors import EnsembleError, MemberError, SpecFuseError, UsageError, advised, emptied
+from . import limits
 from .breaker import Breaker
+from .calls import Calls, Task
 from .drive import Admission, adrive, drive
-from .worker import QueuedJob, worker_for
 
 if TYPE_CHECKING:
     from .checker import Checker
@@ -35,9 +36,8 @@ log = logging.getLogger("langchain_specfuse")
 exits = logging.getLogger("langchain_specfuse.exits")
 """Who has left an answer. The command line shows that in another way, and turns it off."""
 
-LOADS_S = 600.0
-"""A member that has been loading for this long no longer keeps others from loading, and no answer
-waits for it as a reserve. An answer that cannot begin without it goes on waiting."""
+LOADS = Calls("loading", lambda: 1)
+"""Members load one after another, those of several ensembles too."""
 SHOWN = 400
 """At most this many characters of an error are shown."""
 
@@ -80,12 +80,14 @@ class Ensemble:
         self._reported: dict[str, float] = {}
         """The members whose failed load an answer has reported -> when, by ``time.monotonic()``."""
         self._waiting: list[_Waiting] = []
-        self._loading = False
-        """Whether a member is being loaded that the next ones wait for."""
+        self._loading: Task | None = None
+        """The load that the next ones wait for."""
+        self._loads_since = 0.0
+        """When it began or was queued, by ``time.monotonic()``."""
         self._is_early = False
         """Whether all members were asked to load early, in this series of loads."""
-        self._under_way: dict[str, float] = {}
-        """The members that are being loaded -> since when, by ``time.monotonic()``."""
+        self._under_way: set[str] = set()
+        """The members that are being loaded."""
 
     # - loading
 
@@ -216,26 +218,21 @@ class Ensemble:
 
     def _load_next(self) -> None:
         """Have the next member loaded, unless one is being loaded. The caller holds the lock."""
+        if self._loading is not None and time.monotonic() > self._loads_since + limits.LOADS_S:
+            LOADS.close(self._loading)  # the next one need not wait for it any more
+            self._loading = None
         name = None if self._loading else self._next()
         if name is None:
-            self._is_early = self._is_early and self._loading
+            self._is_early = self._is_early and self._loading is not None
             return
-        load = partial(self._load, name)
-        # Not the member itself: it may be at work for another ensemble.
-        job = QueuedJob(object(), "call", load, self._go_on, timeout_s=LOADS_S)
-        worker_for("loading").put(job)
-        self._loading = True
-
-    def _go_on(self, _: object) -> None:
-        """The load has ended, or takes so long that the next one begins."""
-        with self._lock:
-            self._loading = False
-        self._settle()
+        self._loading = Task(partial(self._load, name), lambda _: None)
+        self._loads_since = time.monotonic()
+        LOADS.begin(self._loading)
 
     def _load(self, name: str) -> None:
         with self._lock:
             is_first, self._is_early = not self._is_early, True
-            self._under_way[name] = time.monotonic()
+            self._under_way.add(name)
         try:
             if is_first:
                 self._load_early()
@@ -249,7 +246,8 @@ class Ensemble:
             self._failed.pop(name, None)
             self.breaker.worked(name)
         with self._lock:
-            self._under_way.pop(name, None)
+            self._under_way.discard(name)
+            self._loading = None
         self._settle()
 
     def _load_early(self) -> None:
@@ -410,7 +408,6 @@ class Ensemble:
         woken: Future[Panelist] = Future()
 
         def complete(loading: Future[dict[str, Probe]]) -> None:
-            limit.cancel()
             try:
                 loading.result()
                 self._refuse_blind([name], kinds)
@@ -418,24 +415,11 @@ class Ensemble:
             # the loading thread hands the error to the answer that waits for the member
             except BaseException as error:
                 self._reported.setdefault(name, time.monotonic())
-                fail(error)
-            else:
-                with suppress(InvalidStateError):  # it was given up
-                    woken.set_result(panelist)
-
-        def fail(error: BaseException) -> None:
-            with suppress(InvalidStateError):
                 woken.set_exception(error)
+            else:
+                woken.set_result(panelist)
 
-        message = f"it has been loading for more than {LOADS_S:g} s"
-        late = MemberError(message, member=name, kind="timeout")
-        began = self._under_way.get(name, time.monotonic())
-        limit = threading.Timer(max(0.0, began + LOADS_S - time.monotonic()), fail, [late])
-        limit.daemon = True
-        loading = self._loaded(lambda: [name], [name])
-        if not loading.done():
-            limit.start()
-        loading.add_done_callback(complete)
+        self._loaded(lambda: [name], [name]).add_done_callback(complete)
         return woken
 
     # - asking

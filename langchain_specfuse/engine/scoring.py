@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Generator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any
 
@@ -52,6 +52,8 @@ class Scorers:
         try:
             for run in runs:
                 run.start()
+            while wait(futures, _left_s(runs)).not_done:
+                _expire(runs)
             return [future.result() for future in futures]
         finally:
             for run in runs:
@@ -63,7 +65,10 @@ class Scorers:
         try:
             for run in runs:
                 run.start()
-            return await asyncio.gather(*map(asyncio.wrap_future, futures))
+            waiting = [asyncio.wrap_future(future) for future in futures]
+            while (await asyncio.wait(waiting, timeout=_left_s(runs)))[1]:
+                await asyncio.to_thread(_expire, runs)
+            return await asyncio.gather(*waiting)
         finally:
             for run in runs:
                 run.cancel()
@@ -82,6 +87,17 @@ class Scorers:
             runs.append(Run(loop, self.members, settings, self._admission, sink))
             futures.append(future)
         return futures, runs
+
+
+def _left_s(runs: Sequence[Run]) -> float | None:
+    """How long to wait for replies. The members have their time limits from the beginning on."""
+    limits = [run.left_s() for run in runs]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _expire(runs: Sequence[Run]) -> None:
+    for run in runs:
+        run.expire()
 
 
 def _asked(jobs: Jobs, received: list[Replies]) -> Generator[Ask, Replies, None]:

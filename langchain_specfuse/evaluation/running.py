@@ -25,7 +25,7 @@ from ..core.member import Member
 from ..core.options import Settings
 from ..core.round import Round
 from ..engine.ensemble import Ensemble
-from ..engine.worker import worker_for
+from ..engine.worker import call
 from ..errors import CheckError, SpecFuseError, UsageError, advised, amount
 from ..show.terminal import visible
 from .asking import asked
@@ -292,18 +292,18 @@ def seconds_of(rounds: Sequence[Round]) -> float:
     )
 
 
-def on_worker(member: Member, call: Callable[[], Any]) -> Future[Any]:
-    """Call a function in the thread of the member's worker: members are used in no other."""
+def on_worker(member: Member, function: Callable[[], Any]) -> Future[Any]:
+    """Call a function in a thread that may use the member, while it is not at work."""
     done: Future[Any] = Future()
 
     def work() -> None:
         try:
-            done.set_result(call())
+            done.set_result(function())
         except BaseException as error:  # handed to the thread that waits for the result
             done.set_exception(error)
 
     done.set_running_or_notify_cancel()
-    worker_for(member.device).call(member, work)
+    call(member, work)
     return done
 
 

@@ -16,10 +16,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..core.call import shown
 from ..errors import MemberError, SpecFuseError, UsageError, advised, imported
 from .chat_model.names import hint_for
 from .network import through_proxy
-from .threads import shown
 
 log = logging.getLogger("langchain_specfuse")
 

@@ -12,7 +12,6 @@ import itertools
 import json
 import logging
 import re
-import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -111,7 +110,6 @@ class ScriptedMember:
     def _start_unused(self) -> None:
         self.draft_calls = 0
         self.score_calls = 0
-        self.last_sign = 0.0
         self.open_queries: dict[str, str] = {}
         """query id -> its script; empty again when all queries have been forgotten."""
 
@@ -239,7 +237,6 @@ class ScriptedMember:
     def _failure(self, job: DraftJob | ScoreJob) -> Failure | None:
         """Why there is no reply: the script raised, or returned no text, or prompt and answer are
         too long."""
-        self.last_sign = time.monotonic()  # every job begins here
         try:
             self._script(job.query)
         except Exception as error:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from langchain_specfuse.core.agreed import AgreedTokens, ReleasedText, length_of
+from langchain_specfuse.core.agreed import AgreedTokens, ReleasedText
 from langchain_specfuse.core.round import Round
 from langchain_specfuse.core.values import Draft, Segment
 
@@ -76,7 +76,7 @@ def test_forced_text_has_a_length_and_no_tokens():
     ("draft", "length"), [(Draft("a b", tokens=(1, 2)), 2), (Draft("a"), 1), (Draft(""), 0)]
 )
 def test_the_length_of_a_draft_is_a_number_even_if_it_has_no_token(draft, length):
-    assert length_of(draft) == length and type(length_of(draft)) is int
+    assert draft.size == length and type(draft.size) is int
 
 
 # --- who wrote it ---------------------------------------------------------------------------------

@@ -7,12 +7,14 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Collection
+from typing import ClassVar
 
 import pytest
 
 from langchain_specfuse.core.options import Settings
 from langchain_specfuse.core.values import Query, Turn
-from langchain_specfuse.engine import Ensemble, silence, worker
+from langchain_specfuse.engine import Ensemble, worker
+from langchain_specfuse.engine.limits import Waiting
 from langchain_specfuse.members.scripted import ScriptedMember
 
 BLUE = "The sky is blue because of Rayleigh scattering in the air above us."
@@ -76,14 +78,16 @@ def open_queries(members) -> list[str]:
 class Gated(ScriptedMember):
     """Waits at its gate from the ``gated_call``-th call of ``gated_work`` on.
 
-    ``inside`` is set when it waits there, ``expired`` when a time limit has expired since.
+    ``inside`` is set when it waits there.
     """
+
+    made: ClassVar[list[Gated]] = []
 
     def __init__(self, answer, gated_call=1, gated_work="draft", **options):
         super().__init__(answer, **options)
+        self.made.append(self)
         self.gate = threading.Event()
         self.inside = threading.Event()
-        self.expired = threading.Event()
         self.gated_call, self.gated_work = gated_call, gated_work
         self.drafted_after_forget: list[str] = []
         self.forgotten: list[str] = []
@@ -126,31 +130,26 @@ class Gated(ScriptedMember):
 
 @pytest.fixture
 def limits_expire_when_members_hang(monkeypatch):
-    """Time limits, however long, expire when the member of the batch waits at its gate, and never
-    otherwise."""
+    """Time limits, however long, expire when the member waits at its gate, and never otherwise."""
 
-    class Timer(threading.Thread):
-        def __init__(self, after_s, act, arguments):
-            super().__init__(daemon=True)
-            self.act, self.arguments, self.cancelled = act, arguments, threading.Event()
+    def left_s(waiting):
+        return 0.002 if any(waiting.is_open(name) for name in waiting.limits) else None
 
-        def run(self):
-            member = self.arguments[0][0].member
-            while not self.cancelled.wait(0.002):
-                if getattr(member, "hangs", False):
-                    self.act(*self.arguments)
-                    return member.expired.set()
+    def late(waiting):
+        limits = waiting.limits.copy().items()
+        return [(name, limit) for name, limit in limits if hangs(name) and waiting.is_open(name)]
 
-        def cancel(self):
-            self.cancelled.set()
+    def hangs(name):
+        return any(member.name == name and member.hangs for member in Gated.made)
 
-    monkeypatch.setattr(threading, "Timer", Timer)
+    monkeypatch.setattr(Waiting, "left_s", left_s)
+    monkeypatch.setattr(Waiting, "late", late)
+    Gated.made.clear()
 
 
 @pytest.fixture(autouse=True)
 def no_thread_stays(monkeypatch):
     monkeypatch.setattr(worker, "IDLE_S", 0.05)
-    monkeypatch.setattr(silence, "IDLE_S", 0.05)
     before = set(threading.enumerate())  # an answer of another test may hold one of them
     yield
     assert until(lambda: not our_threads(before)), our_threads(before)

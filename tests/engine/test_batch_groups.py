@@ -50,7 +50,7 @@ class Member:
     score = draft
 
 
-def put(worker, *jobs, timeout_s=None):
+def put(worker, *jobs):
     """Queue a job per (member, work, job), all at once; the list returned fills with (member, job,
     reply)."""
     replies = []
@@ -59,7 +59,7 @@ def put(worker, *jobs, timeout_s=None):
         def deliver(reply):
             replies.append((member.name, job, reply))
 
-        return QueuedJob(member, work, job, deliver, timeout_s=timeout_s)
+        return QueuedJob(member, work, job, deliver)
 
     worker.put(*(queued(*job) for job in jobs))
     return replies
@@ -111,25 +111,6 @@ def test_the_member_whose_job_fails_fails_alone(worker, trio, error):
     outcomes = {(name, job): reply for name, job, reply in replies}
     assert outcomes["b", error].cause is error
     assert (outcomes["a", 1], outcomes["a", 4], outcomes["c", 3]) == ("a1", "a4", "c3")
-
-
-def test_while_a_group_hangs_none_of_its_members_is_called(worker, trio):
-    """They share what does the work, so a second call would disturb the first."""
-    group, a, b, c = trio
-    group.gate.clear()
-    called = []
-    hanging = put(worker, (a, "draft", 1), (b, "draft", 2), timeout_s=0.05)
-    assert until(lambda: len(hanging) == 2)
-    assert {reply.kind for _, _, reply in hanging} == {"timeout"}
-    late = put(worker, (c, "draft", 3), timeout_s=0.05)
-    worker.call(c, lambda: called.append(True))
-    other = put(worker, (Member("x", None), "draft", 5))
-    assert until(lambda: late and other)
-    assert late[0][2].kind == "timeout" and other == [("x", 5, "x5")] and not called and not c.alone
-    group.gate.set()
-    assert until(lambda: called)
-    again = put(worker, (c, "draft", 6))
-    assert until(lambda: again == [("c", 6, "c6")])
 
 
 class Scripts:

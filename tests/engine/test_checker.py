@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -21,6 +21,7 @@ from langchain_core.runnables import RunnableLambda
 
 from langchain_specfuse.core.checks import Check, CheckContext, CheckJob, Verdict, as_check
 from langchain_specfuse.engine.checker import LONGEST_REASON, Checker
+from langchain_specfuse.engine.limits import Waiting, of_checks
 
 from .conftest import PATIENCE_S, our_threads, until
 
@@ -31,20 +32,27 @@ NAME = contextvars.ContextVar("name", default="nobody")
 class Asked:
     """Takes the verdicts of one ask."""
 
-    def __init__(self) -> None:
+    def __init__(self, jobs: Sequence[CheckJob]) -> None:
         self.times = 0
         self.thread: threading.Thread | None = None
         self._verdicts: tuple[Verdict, ...] = ()
         self._came = threading.Event()
+        self.waiting = Waiting(range(len(jobs)), self._take)
+        self.waiting.limits.update(of_checks(jobs))
 
-    def deliver(self, verdicts: tuple[Verdict, ...]) -> None:
+    def _take(self, verdicts: list[Verdict]) -> None:
         self.times += 1
         self.thread = threading.current_thread()
-        self._verdicts = verdicts
+        self._verdicts = tuple(verdicts)
         self._came.set()
 
     def verdicts(self) -> tuple[Verdict, ...]:
-        assert self._came.wait(PATIENCE_S), "no verdicts came"
+        """Wait for them as the caller of an answer does: with the clock."""
+        end = time.monotonic() + PATIENCE_S
+        while not self._came.wait(self.waiting.left_s()) and time.monotonic() < end:
+            for number, limit in self.waiting.late():
+                self.waiting.deliver(number, limit.late)
+        assert self._came.is_set(), "no verdicts came"
         return self._verdicts
 
     def reasons(self) -> list[str | None]:
@@ -64,8 +72,9 @@ def limited(function: Any, timeout_s: float) -> Check:
 
 
 def started(checker: Checker, *checks: Any) -> Asked:
-    asked = Asked()
-    checker.ask([job(check) for check in checks], asked.deliver)
+    jobs = [job(check) for check in checks]
+    asked = Asked(jobs)
+    checker.ask(jobs, asked.waiting.deliver)
     return asked
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import threading
 import time
 
 import pytest
@@ -28,11 +27,9 @@ from .conftest import (
     until,
 )
 
-pytestmark = pytest.mark.usefixtures("limits_expire_when_members_hang")
 GREY = "The sky is grey because of the heavy clouds above us all today."
 """As many words as BLUE: whichever draft wins a round, no word of the answer is lost or doubled."""
 LIMITED = Settings(segment_tokens=2, member_timeout=600)
-REAL_TIMER = threading.Timer
 
 
 def is_whole(answer):
@@ -58,12 +55,12 @@ def answer(ensemble, way):
     return asyncio.run(collected(ensemble, query(), LIMITED))
 
 
-def trio(hung, shared=False):
-    """The hanging member with two that work, on one device or each on its own."""
-    devices = [fresh_device()] * 3 if shared else [fresh_device() for _ in range(3)]
-    hung.device = devices[0]
-    blue = ScriptedMember(BLUE, name="b", device=devices[1])
-    grey = ScriptedMember(GREY, name="c", device=devices[2])
+def trio(hung):
+    """The hanging member with two that work on other devices. (On its own device, they would wait
+    for it.)"""
+    hung.device = fresh_device()
+    blue = ScriptedMember(BLUE, name="b", device=fresh_device())
+    grey = ScriptedMember(GREY, name="c", device=fresh_device())
     return Ensemble([hung, blue, grey])
 
 
@@ -74,13 +71,16 @@ def release(hung):
     assert hung.overlaps == 0
 
 
-@pytest.mark.parametrize("shared", [True, False], ids=["one device", "three devices"])
+expiring = pytest.mark.usefixtures("limits_expire_when_members_hang")
+
+
+@expiring
 @pytest.mark.parametrize("work", ["draft", "score"])
-def test_a_member_that_exceeds_its_limit_leaves_and_the_others_finish(work, shared):
+def test_a_member_that_exceeds_its_limit_leaves_and_the_others_finish(work):
     outcomes = []
     for way in ("sync", "async"):
         hung = Gated(GREY, gated_call=2, gated_work=work, name="a")
-        rounds = answer(trio(hung, shared), way)
+        rounds = answer(trio(hung), way)
         ((name, kind, number),) = departures(rounds)
         assert (name, kind) == ("a", "timeout")
         assert rounds[number - 1].left[0].reason == "did not answer within member_timeout=600 s"
@@ -91,11 +91,12 @@ def test_a_member_that_exceeds_its_limit_leaves_and_the_others_finish(work, shar
     assert outcomes[0] == outcomes[1]
 
 
+@expiring
 def test_a_lone_member_that_hangs_is_an_error_and_answers_again_when_it_has_returned(device):
     hung = Gated(BLUE, name="a", device=device)
     ensemble = Ensemble([hung])
     for _ in range(2):  # the second time it still hangs
-        with pytest.raises(EnsembleError, match=r"member_timeout=600|still busy"):
+        with pytest.raises(EnsembleError, match="member_timeout=600"):
             answer(ensemble, "sync")
     release(hung)
     assert text(answer(ensemble, "sync")) == BLUE
@@ -119,8 +120,7 @@ class Moody(ScriptedMember):
 
 
 @pytest.mark.parametrize("second", [BLUE, GREY], ids=["twins", "others"])
-def test_whichever_members_time_out_no_word_is_lost(monkeypatch, second):
-    monkeypatch.setattr(threading, "Timer", REAL_TIMER)
+def test_whichever_members_time_out_no_word_is_lost(second):
     moody = [Moody(BLUE, name="a", device=fresh_device()), Moody(second, name="b")]
     members = [*moody, ScriptedMember(BLUE, name="c", device=fresh_device())]
     ensemble = Ensemble(members)

@@ -55,7 +55,7 @@ def test_at_the_bound_no_ballot_is_sent_and_the_writer_finishes_its_open_stream(
         "requests": 1,
         "input_tokens": 5,
         "output_tokens": 19,
-        "cost": (5 + 38) / 1e6,
+        "cost": pytest.approx((5 + 38) / 1e6),
         "estimated": True,
     }
 

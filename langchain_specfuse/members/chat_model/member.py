@@ -21,12 +21,14 @@ import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Self
+from functools import partial
+from typing import Annotated, Any, Literal, Self
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 from pydantic import Field, InstanceOf
 
+from ...core.call import replies
 from ...core.letters import LETTERS, chosen_letter
 from ...core.member import Probe
 from ...core.values import (
@@ -50,7 +52,6 @@ from ...errors import MemberError, UsageError, advised
 from ..arguments import checked
 from ..names import check_argument, kind_of
 from ..text.templates import all_as_text, with_system
-from ..threads import ConcurrentMember, Work
 from .continuing import QUOTED, is_undecided, joined, repeatable, repeated_words
 from .names import chat_model_named, key_of, name_of
 from .replies import Reply
@@ -100,7 +101,7 @@ Price = Annotated[
 ]
 
 
-class ChatModelMember(ConcurrentMember):
+class ChatModelMember:
     """A LangChain chat model as a member, with its own settings, retries and rate limits.
 
     >>> from langchain_core.language_models import FakeListChatModel
@@ -172,7 +173,6 @@ class ChatModelMember(ConcurrentMember):
         """Query id -> its open stream."""
         self._refusals: dict[str, dict[Sampling, str]] = {}
         """Query id -> its refusals to draft, by sampling. These drafts are not requested again."""
-        self._start_calls()
 
     def _use(self, model: BaseChatModel) -> None:
         """Ask this chat model from now on."""
@@ -187,12 +187,10 @@ class ChatModelMember(ConcurrentMember):
         given by name is created again from its name, because most providers' objects cannot be
         pickled."""
         state = vars(self) | {"_streams": {}}
-        del state["_calls"]
         return state if self._model_name is None else state | {"model": None}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         vars(self).update(state)
-        self._start_calls()
         if self._model_name is not None:
             self._use(chat_model_named(self._model_name))
 
@@ -250,13 +248,11 @@ class ChatModelMember(ConcurrentMember):
     def probe(self) -> Probe:
         return self.preview()
 
-    begin = ConcurrentMember.begin
-
     def draft(self, jobs: Sequence[DraftJob]) -> list[Draft | Failure]:
-        return [self._answer("draft", job) for job in jobs]
+        return replies(partial(self._answer, "draft"), jobs)
 
     def score(self, jobs: Sequence[ScoreJob]) -> list[Scored | Failure]:
-        return [self._answer("score", job) for job in jobs]
+        return replies(partial(self._answer, "score"), jobs)
 
     def stream(self, job: DraftJob) -> Iterator[Draft | Failure]:
         """As in :class:`.Member`. The model's own stream stays open for a draft after it, until
@@ -268,7 +264,7 @@ class ChatModelMember(ConcurrentMember):
         except (MemberError, UsageError) as error:
             yield self._failed(error, others)
 
-    def _answer(self, work: Work, job: Any) -> Any:
+    def _answer(self, work: Literal["draft", "score"], job: Any) -> Any:
         """The reply to one job."""
         self._read_key_again()
         others: list[Effort] = []
@@ -287,7 +283,7 @@ class ChatModelMember(ConcurrentMember):
         """``others``: the cost of requests that no draft has reported."""
         return replace(Failure.of(error, str(error)), effort=sum(others, Effort()))
 
-    def _forget(self, query_id: str) -> None:
+    def forget(self, query_id: str) -> None:
         self._refusals.pop(query_id, None)
         self._close(query_id)
 
@@ -299,7 +295,7 @@ class ChatModelMember(ConcurrentMember):
     def unload(self) -> None:
         """Cancel everything in progress. The next job tests again what the model can do."""
         for query_id in [*self._streams, *self._refusals]:
-            self._forget(query_id)
+            self.forget(query_id)
         self._way = None
 
     # --- drafts -----------------------------------------------------------------------------------

@@ -12,12 +12,11 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessageChunk, BaseMessage
 from langsmith import tracing_context
 
-from ...core.call import note_arrival
+from ...core.call import note_arrival, shown
 from ...core.values import REFUSAL
 from ...errors import MemberError, advised
 from ..network import status_of, to_correct_key, to_reach
 from ..text.thinking import split_thought
-from ..threads import shown
 from .limited import close, next_within
 from .refusals import REASONS, is_refusal, refusal_in
 from .stream import StreamPart

@@ -116,11 +116,11 @@ class OpenStream:
         since, words_before = time.perf_counter(), self.words
         while True:
             text, thought = self.text[place:], self.take_thought()
-            ends, words = count.add(text)
+            words = count.add(text)
             if count.total > most:
                 kept = max(len(words) - (count.total - most), 0)
-                end = max(ends[kept] - len(words[kept]), 0)
-                text, ends, words = text[:end], ends[:kept], words[:kept]
+                text = text[: max(len(text) - len("".join(words[kept:])), 0)]
+                words = words[:kept]
             is_over = count.total > most or bool(self.finish)
             ended = is_over and count.total <= most and self.finish == "stop"
             if text or thought or is_over:
@@ -128,7 +128,8 @@ class OpenStream:
                 tokens = tuple(zlib.crc32(word.encode()) for word in words)
                 least = self._least_in(place - len(text), place)
                 effort = self.new_effort(self.words - words_before, time.perf_counter() - since)
-                yield Draft(text, ended, tokens, None, effort, tuple(ends), thought, least)
+                ends = None if tokens else ()  # else the text belongs to a word before it
+                yield Draft(text, ended, tokens, None, effort, ends, thought, least)
                 since, words_before = time.perf_counter(), self.words
             if is_over:
                 return

@@ -39,7 +39,7 @@ class WordCount:
 
     >>> count = WordCount()
     >>> [count.add(part) for part in ("The sk", "y is", "")]
-    [([3, 6], ['The', ' sk']), ([4], [' is']), ([], [])]
+    [['The', ' sk'], [' is'], []]
     >>> count.total
     3
     """
@@ -51,25 +51,20 @@ class WordCount:
         self._counted = 0
         """How many words it counts as."""
 
-    def add(self, part: str) -> tuple[list[int], list[str]]:
-        """The words that the part adds: the length of the part after each, and their texts. A word
-        that becomes long counts as several, of which some may end before the part."""
+    def add(self, part: str) -> list[str]:
+        """The words that the part adds. A word that becomes long counts as several, of which some
+        may end before the part."""
         if not part:
-            return [], []
+            return []
         words: list[str] = []
-        ends: list[int] = []
-        end = -len(self._open)
         for space, word in _split(self._open + part):
-            for piece in _pieces(space, word):
-                end += len(piece)
-                words.append(piece)
-                ends.append(max(end, 0))
-        del words[: self._counted], ends[: self._counted]
+            words += _pieces(space, word)
+        del words[: self._counted]
         word = word[max(len(word) - LONG_WORD - 1, 0) // 4 * 4 :]
         self._open = space + word
         self._counted = len(_pieces(space, word))
         self.total += len(words)
-        return ends, words
+        return words
 
 
 def _split(text: str) -> list[tuple[str, str]]:

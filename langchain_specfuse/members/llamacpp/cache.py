@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import time
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from ctypes import POINTER, c_int8, c_int32
@@ -327,7 +326,6 @@ class LlamaCppCache(Cache):
             has_row,
         )
         code = int(self._lib.llama_decode(self._context, batch))
-        self.last_sign = time.monotonic()
         if code:
             for strand in strands:
                 strand.ids.pop()

@@ -82,8 +82,6 @@ class Cache(ABC):
         self.budget: int | None = None
         """Bytes for open queries and prefixes together. None: no limit."""
         self.tokens_read = 0
-        self.last_sign = 0.0
-        """When a forward pass last ended, as in :class:`.Member`."""
         self.trunks: dict[SequenceKey, Strand] = {}
         """Least recently used first."""
         self.branches: dict[SequenceKey, list[Strand]] = {}

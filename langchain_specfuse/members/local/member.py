@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -146,12 +145,6 @@ class LocalMember(ABC):
         """Everything that this member and others with the same adapter have read."""
         loaded = self.loaded
         return loaded.cache if loaded is not None else None
-
-    @property
-    def last_sign(self) -> float:
-        cache = self.cache
-        # While it loads, the member gives no other sign.
-        return time.monotonic() if cache is None else cache.last_sign
 
     # --- the protocol -----------------------------------------------------------------------------
 

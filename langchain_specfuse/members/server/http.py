@@ -24,10 +24,9 @@ from weakref import WeakSet
 import httpx2
 import orjson
 
-from ...core.call import interrupted_by, note_arrival, refuse_closed
+from ...core.call import SHOWN, interrupted_by, note_arrival, refuse_closed
 from ...errors import MemberError, UsageError, advised
 from ..network import through_proxy, to_correct_key, to_reach
-from ..threads import SHOWN
 
 log = logging.getLogger("langchain_specfuse")
 

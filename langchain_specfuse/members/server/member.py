@@ -14,11 +14,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from ...core.call import refuse_closed
+from ...core.call import failure_of, refuse_closed, replies, shown
 from ...core.member import Probe
 from ...core.values import Draft, DraftJob, Failure, Scored, ScoreJob
 from ...errors import MemberError, UsageError, advised
@@ -27,7 +28,6 @@ from ..arguments import checked
 from ..names import check_name
 from ..text.templates import Template
 from ..text.words import Words
-from ..threads import ConcurrentMember, Work, failure_of, shown
 from .chat import chat_model_of, is_ollama
 from .dialect import Dialect
 from .http import Address, Client, StrayReplyError
@@ -41,9 +41,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("langchain_specfuse")
 
+Work = Literal["draft", "score"]
 DIALECTS: Mapping[str, type[Dialect]] = {"vllm": VLLM, "llamacpp": LlamaCpp}
 """``owned_by`` in a server's list of models -> the dialect of this engine."""
-_CONNECTION = ("_client", "_session", "_chat", "_ready", "_connecting", "_failed", "_calls")
+_CONNECTION = ("_client", "_session", "_chat", "_ready", "_connecting", "_failed")
 """Attributes that belong to the connections and are not copied."""
 _OTHER_SERVERS = (
     "for any other server, pass a chat model: ChatOpenAI(base_url=..., model=...) from "
@@ -51,7 +52,7 @@ _OTHER_SERVERS = (
 )
 
 
-class ServerMember(ConcurrentMember):
+class ServerMember:
     """One LLM on a server.
 
     >>> member = ServerMember(
@@ -136,7 +137,6 @@ class ServerMember(ConcurrentMember):
         self._connecting = threading.RLock()
         self._failed: tuple[float, MemberError | UsageError] | None = None
         """When the last attempt to connect failed, and why."""
-        self._start_calls()
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything except the connections: a copy opens its own."""
@@ -203,7 +203,7 @@ class ServerMember(ConcurrentMember):
         log.info("%s: %s", self.name, probe.detail)
         return probe
 
-    def _forget(self, query_id: str) -> None:
+    def forget(self, query_id: str) -> None:
         connected = self._session or self._chat
         if connected is not None:
             connected.forget(query_id)
@@ -372,22 +372,14 @@ class ServerMember(ConcurrentMember):
 
     # --- asking -----------------------------------------------------------------------------------
 
-    begin = ConcurrentMember.begin
-
     def draft(self, jobs: Sequence[DraftJob]) -> list[Any]:
-        return [self._reply("draft", job) for job in jobs]
+        return replies(partial(self._answer, "draft"), jobs)
 
     def score(self, jobs: Sequence[ScoreJob]) -> list[Any]:
-        return [self._reply("score", job) for job in jobs]
-
-    def _reply(self, work: Work, job: Any) -> Draft | Scored | Failure:
-        try:
-            return self._answer(work, job)
-        except Exception as error:
-            return failure_of(error)
+        return replies(partial(self._answer, "score"), jobs)
 
     def _answer(self, work: Work, job: Any) -> Draft | Scored | Failure:
-        """The engine makes batches of the jobs that reach it at the same time."""
+        """The server makes batches of the jobs that reach it at the same time."""
         client, session, chat = self._now_connected()
         try:
             if chat is not None:

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
+from ...core.call import SHOWN
 from ...errors import UsageError, advised
 from ..hub import on_hub
 from ..text.templates import Template, end_of_turn, stop_ids
-from ..threads import SHOWN
 from .http import RefusedError
 
 KEPT_CHARS, KEPT_TOKENS, KEPT_REPLIES = 256, 128, 2048

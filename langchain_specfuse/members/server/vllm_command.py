@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...core.call import SHOWN, shown
 from ...errors import UsageError, advised, amount
 from .. import hub
-from ..threads import SHOWN, shown
 
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The ranks of LoRA adapters for which vLLM can reserve space."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..threads import SHOWN
+from ...core.call import SHOWN
 
 
 @dataclass(frozen=True, slots=True)

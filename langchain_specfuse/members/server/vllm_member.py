@@ -16,15 +16,15 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from ...core.call import shown
 from ...core.member import Probe
 from ...core.values import Draft, DraftJob, Failure, Scored
 from ...errors import MemberError, UsageError, advised
 from ..arguments import checked
 from ..names import check_argument
-from ..threads import Work, shown
 from . import vllm_server
 from .http import Address
-from .member import ServerMember
+from .member import ServerMember, Work
 from .tokenizers import local_tokenizer
 from .vllm_command import source_of
 from .vllm_server import VllmServer

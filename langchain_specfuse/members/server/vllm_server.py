@@ -27,9 +27,8 @@ from typing import Any
 
 import httpx2
 
-from ...core.call import refuse_closed
+from ...core.call import refuse_closed, shown
 from ...errors import MemberError, UsageError, advised
-from ..threads import shown
 from .http import Address, unlogged
 from .process import HOST, ServerProcess, free_port
 from .vllm_command import VllmSource, adapter_flags, environment_of, flags, path_of

@@ -90,7 +90,7 @@ class Words:
         run = ""
         for segment in segments:
             own = segment.tokens.get(me)
-            if own is None:
+            if not own:
                 run += segment.text
                 continue
             ids += self.after(ids, run)

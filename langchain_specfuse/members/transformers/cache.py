@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import time
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
@@ -180,7 +179,6 @@ class ModelCache(Cache):
             rows.empty()
             raise
         self.tokens_read += sum(map(len, parts))
-        self.last_sign = time.monotonic()
         rows.append(parts)
         logits = {
             id(extension.strand): part for extension, part in zip(ordered, found, strict=True)
@@ -205,7 +203,6 @@ class ModelCache(Cache):
             part_rows = min(len(part), max(rows - len(left), 0))
             self.tokens_read += len(part)
             found.append(self._pass(strand, part, part_rows))
-            self.last_sign = time.monotonic()
             strand.ids += part
         return np.concatenate(found) if found else np.empty((0, 0), np.float32)
 

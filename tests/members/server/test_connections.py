@@ -13,7 +13,8 @@ import pytest
 from langchain_specfuse import ServerMember, SpecFuseChatModel
 from langchain_specfuse.core.call import Call
 from langchain_specfuse.core.values import Draft, DraftJob, Failure
-from langchain_specfuse.engine.worker import QueuedJob, Worker
+from langchain_specfuse.engine.calls import calls_of
+from langchain_specfuse.engine.worker import QueuedJob, forget, task_of
 from langchain_specfuse.members.server import http
 
 from .. import tiny
@@ -114,14 +115,12 @@ def test_a_request_that_was_given_up_is_not_sent_again(
     assert len(sent) == 1
 
 
-@pytest.mark.parametrize("given_up", [False, True], ids=["over", "given up"])
 @pytest.mark.parametrize("request_number", [0, 6, 10])
 def test_a_job_whose_answer_ends_while_it_connects_again_spoils_nothing(
     server: FakeServer,
     served: ServerMember,
     monkeypatch: pytest.MonkeyPatch,
     request_number: int,
-    given_up: bool,
 ) -> None:
     """Neither the jobs that wait for the same connection, nor what the trial finds out."""
     monkeypatch.setattr(http, "RETRIES", 0)
@@ -137,18 +136,15 @@ def test_a_job_whose_answer_ends_while_it_connects_again_spoils_nothing(
         return arrived.set() or "hang" if before == first + request_number else None
 
     server.fault = fault
-    worker = Worker(f"connections-{request_number}-{given_up}")
-    failures: list[Any] = []
+    dropped: list[Any] = []
     replies: list[Any] = []
-    limit_s = 0.3 if given_up else None
     connecting, waiting = draft_job(id="connecting"), draft_job(id="waiting")
-    worker.put(QueuedJob(served, "draft", connecting, failures.append, timeout_s=limit_s))
+    calls_of(served).begin(task_of(QueuedJob(served, "draft", connecting, dropped.append)))
     assert arrived.wait(LONG_S)
-    worker.put(QueuedJob(served, "draft", waiting, replies.append))
-    if not given_up:
-        worker.forget(served, "connecting")
+    calls_of(served).begin(task_of(QueuedJob(served, "draft", waiting, replies.append)))
+    forget(served, "connecting")
     end = time.monotonic() + LONG_S
-    while not (failures and replies) and time.monotonic() < end:
+    while not replies and time.monotonic() < end:
         time.sleep(0.01)
-    assert isinstance(failures[0], Failure) and isinstance(replies[0], Draft)
+    assert isinstance(replies[0], Draft) and not dropped
     assert served.probe() == found

@@ -1,0 +1,264 @@
+"""The stream of a member that leads: one request for the whole answer.
+
+A thread of its own reads the stream, only as far as the loop asks for more. That thread advances
+the loop; what arrives meanwhile waits in the connection, and the next chunk carries all of it.
+
+If text may still be refused, or another member may have to go on with it, a chunk ends with a
+complete word: the rest is held until the next one arrives.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+from ..core.answer import is_safe, kept_tokens
+from ..core.call import failure_of, note_arrival, refuse_closed
+from ..core.replies import checked_reply
+from ..core.values import Draft, DraftJob, Reply, Segment
+from .calls import Task, calls_of
+
+LONGEST_WORD = 200
+"""A word with more characters is not held: it may be a text without spaces."""
+NOTHING = Draft("", ends=())
+Deliver = Callable[[Reply], None]
+
+
+class LeadStream:
+    """The open stream of one member in one answer."""
+
+    def __init__(
+        self,
+        member: Any,
+        job: DraftJob,
+        deliver: Deliver,
+        reopen: Callable[[DraftJob, Deliver], None],
+        *,
+        in_words: bool,
+    ) -> None:
+        """``deliver`` gets what comes next; after that, :meth:`ask` again. ``reopen`` opens another
+        stream when this one can not go on with a job. ``in_words``: chunks end with complete
+        words."""
+        self.member = member
+        self.is_over = False
+        """Whether it has ended; what it has not delivered is lost."""
+        self._job = job
+        self._deliver: Deliver | None = deliver
+        self._reopen = reopen
+        self._in_words = in_words
+        self._segments: tuple[Segment, ...] = job.answer
+        """The answer of the last job."""
+        self._last = ""
+        """The text that was delivered since."""
+        self._has_written = False
+        self._skip = ""
+        """Text of the answer that the stream is still going to repeat, because the constraint
+        forces it."""
+        self._held = NOTHING
+        """What has arrived and was not delivered."""
+        self._since = time.perf_counter()
+        self._news = threading.Condition()
+        self.task = Task(self._read, lambda _: None, job.query.id)
+
+    def open(self) -> None:
+        calls_of(self.member).begin(self.task)
+
+    def close(self) -> None:
+        """End the request, because nobody needs more of it."""
+        self.is_over = True
+        calls_of(self.member).close(self.task)
+        with self._news:
+            self._news.notify()
+
+    def agrees_with(self, job: DraftJob) -> bool:
+        """Whether the stream goes on where this job does."""
+        known = len(self._segments)
+        if self.is_over or job.sampling != self._job.sampling:
+            return False
+        if known and (len(job.answer) < known or job.answer[known - 1] is not self._segments[-1]):
+            return False
+        return "".join(segment.text for segment in job.answer[known:]).startswith(self._last)
+
+    def ask(self, job: DraftJob, deliver: Deliver) -> None:
+        """Deliver what comes next. The stream agrees with the job."""
+        new = "".join(segment.text for segment in job.answer[len(self._segments) :])
+        with self._news:
+            self._skip += new[len(self._last) :]
+            self._last = ""
+            self._segments = job.answer
+            self._job = job
+            self._since = time.perf_counter()
+            self._deliver = deliver
+            self._news.notify()
+
+    # --- the thread that reads --------------------------------------------------------------------
+
+    def _read(self) -> None:
+        try:
+            with closing(self.member.stream(self._job)) as chunks:
+                self._hand_out(chunks)
+        except BaseException as error:  # somebody waits for the next chunk
+            self._end(failure_of(error))
+
+    def _hand_out(self, chunks: Iterator[Any]) -> None:
+        """Deliver the chunks. None is read before it is asked for, because the member may be asked
+        for something else instead."""
+        for reply in self._asked(chunks):
+            valid = checked_reply(self._job, reply)
+            if not isinstance(valid, Draft):
+                return self._end(valid)  # type: ignore[arg-type]
+            self._held = joined(self._held, valid)
+            if not self._agree_with_forced():
+                return self._begin_anew()
+            self._give(self._ready())
+            if self.is_over:
+                return None
+        self._give(self._held if self._held.text else None)
+        self._wait_until_asked()
+        if self._has_written:
+            return self._begin_anew()
+        return self._end(self._held)
+
+    def _asked(self, chunks: Iterator[Any]) -> Iterator[Any]:
+        while True:
+            self._wait_until_asked()
+            reply = next(chunks, None)
+            if reply is None:
+                return
+            note_arrival()
+            yield reply
+
+    def _wait_until_asked(self) -> None:
+        with self._news:
+            while self._deliver is None and not self.is_over:
+                self._news.wait()
+        refuse_closed()
+
+    def _agree_with_forced(self) -> bool:
+        """Drop what repeats the text that the constraint forces. False if the stream differs."""
+        size = min(len(self._skip), len(self._held.text))
+        if not size:
+            return True
+        if self._held.text[:size] != self._skip[:size]:
+            return False
+        self._skip = self._skip[size:]
+        self._held = without_beginning(self._held, size)
+        return True
+
+    def _ready(self) -> Draft | None:
+        """What can be delivered now; the rest stays held."""
+        held = self._held
+        if held.ended or (held.text and not self._in_words):
+            self._held = NOTHING
+            return held
+        parts = in_complete_words(held)
+        if parts is None:
+            return None
+        ready, self._held = parts
+        return ready
+
+    def _give(self, draft: Draft | None) -> None:
+        """Deliver a chunk. The receiver may ask for the next one before it returns."""
+        if draft is None:
+            return
+        self.is_over = self.is_over or draft.ended
+        self._has_written = True
+        self._last += draft.text
+        if not draft.effort.seconds:
+            seconds = time.perf_counter() - self._since
+            draft = replace(draft, effort=replace(draft.effort, seconds=seconds))
+        self._send(draft)
+
+    def _send(self, reply: Reply) -> None:
+        with self._news:
+            deliver, self._deliver = self._deliver, None
+        if deliver is not None and not self.task.is_closed:
+            deliver(reply)
+
+    def _end(self, reply: Reply) -> None:
+        self.is_over = True
+        self._send(reply)
+
+    def _begin_anew(self) -> None:
+        """Let another stream go on: this one has reached its own limit, or differs from the text
+        that is forced."""
+        self.is_over = True
+        with self._news:
+            deliver, self._deliver = self._deliver, None
+        if deliver is not None and not self.task.is_closed:
+            self._reopen(self._job, deliver)
+
+
+# --- parts of drafts ------------------------------------------------------------------------------
+
+
+def joined(first: Draft, second: Draft) -> Draft:
+    """Both drafts as one."""
+    if first is NOTHING:
+        return second
+    size = len(first.text)
+    ends = None
+    if first.ends is not None and second.ends is not None:
+        ends = (*first.ends, *(size + end for end in second.ends))
+    logprobs = None
+    if second.logprobs is not None and (first.logprobs is not None or not first.tokens):
+        logprobs = (*(first.logprobs or ()), *second.logprobs)
+    leasts = [draft.least for draft in (first, second) if draft.least is not None]
+    return Draft(
+        first.text + second.text,
+        second.ended,
+        (*first.tokens, *second.tokens),
+        logprobs,
+        first.effort + second.effort,
+        ends,
+        first.thought + second.thought,
+        min(leasts, default=None),
+    )
+
+
+def in_complete_words(draft: Draft) -> tuple[Draft, Draft] | None:
+    """The draft up to the end of its last complete word, with all of its cost, and the rest. None
+    if no word is complete. If the writer does not say where its tokens end, they are only a count
+    of words, of which the last has begun in the rest."""
+    text = draft.text
+    if draft.ends is None:
+        size = next((at for at in range(len(text), 0, -1) if is_safe(text, at)), 0)
+        count = len(draft.tokens) - (size < len(text))
+    else:
+        count = kept_tokens(text, draft.ends, len(draft.ends))
+        size = draft.ends[count - 1] if count else 0
+    if not size and len(text) > LONGEST_WORD:
+        count, size = len(draft.tokens), len(text)
+    if not size:
+        return None
+    first = replace(
+        draft,
+        text=text[:size],
+        tokens=draft.tokens[:count],
+        logprobs=draft.logprobs and draft.logprobs[:count],
+        ends=draft.ends and draft.ends[:count],
+    )
+    rest = Draft(
+        text[size:],
+        tokens=draft.tokens[count:],
+        logprobs=draft.logprobs and draft.logprobs[count:],
+        ends=draft.ends and tuple(end - size for end in draft.ends[count:]),
+    )
+    return first, rest
+
+
+def without_beginning(draft: Draft, size: int) -> Draft:
+    """The draft without its first characters, and without the tokens that lie in them."""
+    ends = draft.ends or ()
+    count = sum(end <= size for end in ends)
+    return replace(
+        draft,
+        text=draft.text[size:],
+        tokens=draft.tokens[count:],
+        logprobs=draft.logprobs and draft.logprobs[count:],
+        ends=None if draft.ends is None else tuple(end - size for end in ends[count:]),
+    )

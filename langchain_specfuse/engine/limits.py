@@ -1,0 +1,124 @@
+"""How long an answer waits: for members, for checks, and for a member that is being loaded.
+
+The side that waits has the clock. Its limits are set here, and looked at by the caller's own wait
+for the next round (``engine.drive``). The side that works knows none.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..core.call import Call
+from ..core.checks import CheckJob, Verdict
+from ..core.options import Settings
+from ..core.values import Failure
+
+SILENCE_S, FIRST_SILENCE_S = 30.0, 120.0
+"""How long nothing may arrive from a lead with a reserve, and how long its first token may take: a
+cold provider or a long prompt needs more time."""
+LOADS_S = 600.0
+"""How long an answer waits for a member in reserve that is being loaded."""
+
+
+class Waiting:
+    """What an answer waits for: the replies to one question of its loop, which arrive on several
+    threads, and how long each is waited for. A reply that comes too late is dropped."""
+
+    def __init__(
+        self, names: Sequence[Any], go_on: Callable[[list[Any]], None] = lambda replies: None
+    ) -> None:
+        """``go_on`` gets all replies, in the order of the names, in the thread of the last one."""
+        self._names = names
+        self._go_on = go_on
+        self._replies: dict[Any, Any] = {}
+        self._lock = threading.Lock()
+        self.limits: dict[Any, Limit] = {}
+
+    def deliver(self, name: Any, reply: Any) -> None:
+        with self._lock:
+            if name in self._replies:
+                return
+            self._replies[name] = reply
+            is_complete = len(self._replies) == len(self._names)
+        if is_complete:
+            self._go_on([self._replies[name] for name in self._names])
+
+    def is_open(self, name: Any) -> bool:
+        return name not in self._replies
+
+    def left_s(self) -> float | None:
+        """The time until the next limit; None if there is none."""
+        ends = [limit.end() for name, limit in self.limits.copy().items() if self.is_open(name)]
+        return max(min(ends) - time.monotonic(), 0.0) if ends else None
+
+    def late(self) -> list[tuple[Any, Limit]]:
+        """Whose time is over."""
+        now = time.monotonic()
+        limits = self.limits.copy().items()
+        return [
+            (name, limit) for name, limit in limits if self.is_open(name) and limit.end() <= now
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """How long a reply is waited for."""
+
+    seconds: float
+    late: Any
+    """What takes the place of a reply that is late."""
+    since: float
+    """When the clock starts."""
+    task: Call | None = None
+    """If there is one, the clock starts anew whenever something arrives for it."""
+    first_s: float = 0.0
+    """How long the first arrival is waited for."""
+
+    def end(self) -> float:
+        if self.task is None:
+            return self.since + self.seconds
+        if self.task.last is None:  # it waits for its turn: look again later
+            return time.monotonic() + self.seconds
+        return self.task.last + (self.seconds if self.task.has_arrived else self.first_s)
+
+
+def of_member(
+    member: Any, settings: Settings, task: Call | None, *, replaceable: bool
+) -> Limit | None:
+    """How long this member's reply is waited for. ``task``: its work, if it waits for others.
+    ``replaceable``: another member could take over."""
+    seconds = settings.member_timeout
+    if seconds is not None:
+        message = f"did not answer within member_timeout={seconds:g} s"
+        return Limit(seconds, Failure("timeout", message), time.monotonic())
+    # Of a model in this process, and of a server that is ours, the end is known.
+    if task is None or not replaceable or getattr(member, "is_owned", False):
+        return None
+    if getattr(member, "arrives_whole", False):
+        return None
+    seconds, first_s = SILENCE_S, FIRST_SILENCE_S
+    if settings.timeout is not None:  # so that the reserve has some time left
+        seconds, first_s = min(seconds, settings.timeout / 2), min(first_s, settings.timeout / 2)
+    shown = seconds if task.has_arrived else first_s
+    return Limit(seconds, Failure("timeout", f"no token for {shown:g} s"), 0.0, task, first_s)
+
+
+def of_checks(jobs: Sequence[CheckJob]) -> dict[int, Limit]:
+    """How long each of these checks may take."""
+    now = time.monotonic()
+    limits = {}
+    for number, job in enumerate(jobs):
+        seconds = job.check.timeout_s
+        verdict = Verdict(f"took longer than {seconds:g} s", is_broken=True)
+        limits[number] = Limit(seconds, verdict, now)
+    return limits
+
+
+def of_load() -> Limit:
+    """How long an answer waits for a member in reserve that is being loaded."""
+    failure = Failure("timeout", f"it has been loading for more than {LOADS_S:g} s")
+    return Limit(LOADS_S, failure, time.monotonic())
