@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextvars
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,16 +16,12 @@ from ...core.values import REFUSAL
 from ...errors import MemberError, advised
 from ..network import status_of, to_correct_key, to_reach
 from ..text.thinking import split_thought
-from .limited import close, next_within
 from .refusals import REASONS, is_refusal, refusal_in
 from .stream import StreamPart
 from .words import words_of
 
 WITHHELD = "The provider's content filter refused to answer."
 """The refusal of a reply that a provider withholds without words."""
-GRACE_S = 2.0
-"""A reply with a finish reason is used when its stream has stayed open for this long without more
-text. Usage often comes after the finish reason."""
 _GIVE_REASONS: set[str] = set()
 """Digests of the settings of chat models that have given a reason for the end of a reply. If a
 later reply has none, it has broken off: a broken connection may look like the end of a reply. A
@@ -81,8 +76,6 @@ class Reply:
         self._has_reason = False
         """Whether the model has given a reason for its end. A refusal alone is not such a
         reason."""
-        self._complete_at: float | None = None
-        """When the reply is used even if its stream stays open; None: it has no finish reason."""
 
     def parts(
         self, messages: Sequence[BaseMessage], options: Mapping[str, Any]
@@ -99,7 +92,7 @@ class Reply:
         chunks = model.stream(list(messages), **rest)
         try:
             while self._thought_size <= self._limit:
-                chunk = untraced.run(self._next, chunks)
+                chunk = untraced.run(next, chunks, None)
                 if chunk is None:
                     break
                 note_arrival()
@@ -113,7 +106,7 @@ class Reply:
             elif not self._has_reason:  # with a reason, the reply is complete
                 raise self._failure(error) from error
         finally:
-            close(chunks)
+            chunks.close()  # type: ignore[attr-defined]
         if self._finish in _BROKEN:
             raise MemberError(
                 f"its reply broke off: its finish reason is {self._finish!r}", member=self._member
@@ -140,12 +133,6 @@ class Reply:
             refusal=self._refusal,
         )
 
-    def _next(self, chunks: Iterator[Any]) -> Any:
-        """The next chunk. None if there is none, or if a complete reply gets no end."""
-        if self._complete_at is None:
-            return next(chunks, None)
-        return next_within(chunks, max(self._complete_at - time.monotonic(), 0.0))
-
     def _part(self, chunk: Any) -> StreamPart | None:
         """What a chunk adds; None if it is empty."""
         reason = _finish_of(chunk.response_metadata)
@@ -163,8 +150,6 @@ class Reply:
                 self._refusal += refusal
         if not self._begun:
             text, thought = self._split(text, thought)
-        if self._has_reason and (reason or text or thought):
-            self._complete_at = time.monotonic() + GRACE_S
         usage = chunk.usage_metadata or {}
         if not text and not thought and not usage:
             return None
