@@ -37,9 +37,6 @@ RETRIED = (429, 500, 502, 503, 504)
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 CONNECT_S = 5.0
 JSON = {"content-type": "application/json"}
-MOST_BYTES = 1 << 27
-"""A longer reply is refused. The longest requested reply, the log-probabilities of a whole
-vocabulary, takes a tenth of it."""
 EVENT = b"\n\n"
 """What ends an event of a stream. It is in no other part of a response."""
 
@@ -76,20 +73,6 @@ class RefusedError(MemberError):
 
 class StrayReplyError(MemberError):
     """The server sent no JSON, or no list of models where one was requested."""
-
-
-@dataclass(frozen=True, slots=True)
-class HttpReply:
-    """A whole reply."""
-
-    status: int
-    content: bytes
-    headers: Mapping[str, str]
-    path: str
-
-    @property
-    def text(self) -> str:
-        return self.content.decode(errors="replace")
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +215,7 @@ class Client:
         """
         limit_s = self.address.timeout_s if limited else math.inf
         response = self._retried(partial(self._begun, path, body), path, limit_s)
-        if isinstance(response, HttpReply):
+        if response.status_code != 200:
             raise self._refusal(response)
         try:
             yield from self._events(response, path)
@@ -247,25 +230,21 @@ class Client:
         self, method: str, path: str, body: Mapping[str, Any] | None, final: Collection[int] = ()
     ) -> Any:
         attempt = partial(self._reply, method, path, body)
-        reply = self._retried(attempt, path, self.address.timeout_s, final)
-        assert isinstance(reply, HttpReply)
-        return self.parsed(reply)
+        return self._parsed(self._retried(attempt, path, self.address.timeout_s, final))
 
     def _retried(
         self,
-        attempt: Callable[[], HttpReply | httpx2.Response],
+        attempt: Callable[[], httpx2.Response],
         path: str,
         limit_s: float,
         final: Collection[int] = (),
-    ) -> HttpReply | httpx2.Response:
+    ) -> httpx2.Response:
         """The outcome of the last attempt."""
         deadline = time.monotonic() + limit_s
         for number in range(RETRIES + 1):
             outcome = self._try(attempt, path, deadline)
-            if isinstance(outcome, httpx2.Response):
-                return outcome
-            if isinstance(outcome, HttpReply) and (
-                outcome.status not in RETRIED or outcome.status in final
+            if isinstance(outcome, httpx2.Response) and (
+                outcome.status_code not in RETRIED or outcome.status_code in final
             ):
                 return outcome
             pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**number)
@@ -285,8 +264,8 @@ class Client:
             raise MemberError(f"{self._server(path)} has ended", member=self.member)
 
     def _try(
-        self, attempt: Callable[[], HttpReply | httpx2.Response], path: str, deadline: float
-    ) -> HttpReply | httpx2.Response | httpx2.TransportError:
+        self, attempt: Callable[[], httpx2.Response], path: str, deadline: float
+    ) -> httpx2.Response | httpx2.TransportError:
         """One attempt."""
         self._now.deadline = deadline
         self._refuse_over()  # there may have been a long pause since the last attempt
@@ -309,23 +288,25 @@ class Client:
         if self._closed:
             raise MemberError("its connections were closed meanwhile", member=self.member)
 
-    def _reply(self, method: str, path: str, body: Mapping[str, Any] | None) -> HttpReply:
+    def _reply(self, method: str, path: str, body: Mapping[str, Any] | None) -> httpx2.Response:
+        """The whole reply."""
         response = self._sent(method, path, body)
         try:
-            return self._whole(response)
+            response.read()
         finally:
             response.close()
+        return response
 
-    def _begun(self, path: str, body: Mapping[str, Any]) -> HttpReply | httpx2.Response:
+    def _begun(self, path: str, body: Mapping[str, Any]) -> httpx2.Response:
         """The reply as soon as it begins, or the whole reply if the server refuses."""
         self._now.events = 0
         response = self._sent("POST", path, body)
-        if response.status_code == 200:
-            return response
-        try:
-            return self._whole(response)
-        finally:
-            response.close()
+        if response.status_code != 200:
+            try:
+                response.read()
+            finally:
+                response.close()
+        return response
 
     def _sent(self, method: str, path: str, body: Mapping[str, Any] | None) -> httpx2.Response:
         """The reply as soon as it begins. Each read is limited in :meth:`_read`."""
@@ -344,21 +325,6 @@ class Client:
             **sent,
         )
         return self._client.send(request, stream=True)
-
-    def _whole(self, response: httpx2.Response) -> HttpReply:
-        path = response.url.path
-        content = bytearray()
-        for chunk in response.iter_bytes():
-            content += chunk
-            if len(content) > MOST_BYTES:
-                message = (
-                    f"{self._server(path)} sent more than {MOST_BYTES >> 20} MiB, which was not "
-                    "asked for"
-                )
-                raise MemberError(message, member=self.member)
-            if time.monotonic() > self._now.deadline:
-                raise httpx2.ReadTimeout("the reply did not end in time")
-        return HttpReply(response.status_code, bytes(content), response.headers, path)
 
     def _events(self, response: httpx2.Response, path: str) -> Iterator[list[Any]]:
         """The data of the events, in lists of those that have arrived together: until the next
@@ -417,40 +383,40 @@ class Client:
         timeout: float | None = None,
     ) -> bytes:
         now = self._now
-        left_s = None
-        if now.deadline < math.inf:
-            left_s = max(0.001, now.deadline - time.monotonic())
+        left_s = now.deadline - time.monotonic()
+        if left_s <= 0:
+            raise httpx2.ReadTimeout("the reply did not end in time")
         with interrupted_by(interrupt):
-            data = read(size, left_s)
+            data = read(size, left_s if left_s < math.inf else None)
         note_arrival()
         now.events += data.count(EVENT)
         return data
 
-    def parsed(self, reply: HttpReply) -> Any:
+    def _parsed(self, reply: httpx2.Response) -> Any:
         """The reply's JSON. Raises if the server sent an error, or something that is not JSON."""
-        if reply.status >= 400:
+        if reply.status_code >= 400:
             raise self._refusal(reply)
         try:
             return json.loads(reply.content)
         except (ValueError, RecursionError):
             shown = self._without_key(reply.text)[:SHOWN]
-            message = f"{self._server(reply.path)} sent a reply that is not JSON: {shown!r}"
+            message = f"{self._server(reply.url.path)} sent a reply that is not JSON: {shown!r}"
             # Without a cause, which would hold the whole reply.
             raise StrayReplyError(message, member=self.member) from None
 
-    def _failure(self, outcome: HttpReply | httpx2.TransportError, path: str) -> MemberError:
-        if isinstance(outcome, HttpReply):
+    def _failure(self, outcome: httpx2.Response | httpx2.TransportError, path: str) -> MemberError:
+        if isinstance(outcome, httpx2.Response):
             return self._refusal(outcome)
         return self._unreached(outcome, path)
 
-    def _refusal(self, reply: HttpReply) -> RefusedError:
+    def _refusal(self, reply: httpx2.Response) -> RefusedError:
         """The error of a reply with an error status."""
-        status = reply.status
+        status = reply.status_code
         text = self._without_key(_message_in(reply))[:SHOWN]
         kind = {401: "denied", 403: "denied", 404: "not_found"}.get(status, "error")
         if status == 413 or _is_too_long(text):
             kind = "overflow"
-        message = f"{self._server(reply.path)} answered {status}: {text}"
+        message = f"{self._server(reply.url.path)} answered {status}: {text}"
         error = RefusedError(message, member=self.member, kind=kind)
         error.status = status
         if status in (401, 403):
@@ -543,9 +509,9 @@ def _trusted(verify: bool | str) -> bool | ssl.SSLContext:
         raise advised(unread, advice) from error
 
 
-def _retry_after(outcome: HttpReply | httpx2.TransportError) -> float:
+def _retry_after(outcome: httpx2.Response | httpx2.TransportError) -> float:
     """How long the server asks clients to wait, within bounds."""
-    if not isinstance(outcome, HttpReply):
+    if not isinstance(outcome, httpx2.Response):
         return 0.0
     try:
         asked = float(outcome.headers.get("retry-after", 0))
@@ -554,7 +520,7 @@ def _retry_after(outcome: HttpReply | httpx2.TransportError) -> float:
     return min(max(asked, 0.0), LONGEST_PAUSE_S)
 
 
-def _message_in(reply: HttpReply) -> str:
+def _message_in(reply: httpx2.Response) -> str:
     """The server's error message, without the JSON around it."""
     try:
         return _message_of(json.loads(reply.content))
