@@ -29,7 +29,7 @@ from langchain_specfuse import (
     SpecFuseError,
     UsageError,
 )
-from langchain_specfuse.members.server import http
+from langchain_specfuse.members.server import client
 
 from .conftest import BLUE, FailingMember, asked
 
@@ -362,7 +362,7 @@ def test_an_agent_retries_a_server_only_where_that_can_help(
     known: type[ModelError],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(http, "RETRIES", 0)
+    monkeypatch.setattr(client, "RETRIES", 0)
     llm = SpecFuseChatModel(members=[ServerMember(failing_server.url, "m", name="served")])
     with pytest.raises(MemberError) as raised:
         llm.invoke("Why?")
@@ -404,7 +404,7 @@ def test_an_address_without_a_model_server_is_not_tried_again(
 def test_a_server_that_cannot_be_reached_is_langchains_connection_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(http, "RETRIES", 0)
+    monkeypatch.setattr(client, "RETRIES", 0)
     stopped = FailingServer(500)
     stopped.stop()
     llm = SpecFuseChatModel(members=[ServerMember(stopped.url, "m", name="served")])
@@ -418,7 +418,7 @@ def test_a_server_that_cannot_be_reached_is_langchains_connection_error(
 def test_a_vote_without_a_server_that_is_down_says_how_to_go_on_without_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(http, "RETRIES", 0)
+    monkeypatch.setattr(client, "RETRIES", 0)
     stopped = FailingServer(500)
     stopped.stop()
     other = ScriptedMember(BLUE, name="other")

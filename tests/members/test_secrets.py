@@ -23,7 +23,7 @@ from langchain_specfuse import (
 )
 from langchain_specfuse.core.values import DraftJob, Failure, Sampling
 from langchain_specfuse.evaluation.running import on_worker
-from langchain_specfuse.members.server import http
+from langchain_specfuse.members.server import client
 from langchain_specfuse.show.page import page
 from langchain_specfuse.show.trace import Trace
 
@@ -36,7 +36,7 @@ QUESTION = "Why is the sky blue?"
 
 @pytest.fixture(autouse=True)
 def no_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "RETRIES", 0)
+    monkeypatch.setattr(client, "RETRIES", 0)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...errors import MemberError, UsageError, advised
-from .http import Client
+from .client import Client
 
 LIBRARY = "library"
 """``owned_by`` in Ollama's list of models."""

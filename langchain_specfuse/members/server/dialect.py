@@ -12,7 +12,7 @@ from typing import Any
 from ...core.values import Constraint, Sampling
 from ...errors import MemberError, amount
 from ..text.words import Words
-from .http import Client
+from .client import Client
 from .tokenizers import ServerTokenizer, TokenizingEngine
 
 

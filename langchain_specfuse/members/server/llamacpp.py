@@ -19,8 +19,8 @@ from typing import Any
 from ...core.values import Constraint
 from ...errors import MemberError
 from ..text.words import either
+from .client import Client, RefusedError
 from .dialect import LIKELY, Dialect, Draw, Drawn, Path, Piece, Scorer, cached_tokens
-from .http import Client, RefusedError
 from .tokenizers import ServerTokenizer
 
 MOST_LIKELY = 40

@@ -29,8 +29,8 @@ from ..names import check_name
 from ..text.templates import Template
 from ..text.words import Words
 from .chat import chat_model_of, is_ollama
+from .client import Address, Client, StrayReplyError
 from .dialect import Dialect
-from .http import Address, Client, StrayReplyError
 from .llamacpp import LlamaCpp
 from .tokenizers import ServerTokenizer, local_tokenizer, stops_of
 from .tokens import ServerPrompts, TokenSession

@@ -17,7 +17,7 @@ from ...core.call import SHOWN
 from ...errors import UsageError, advised
 from ..hub import on_hub
 from ..text.templates import Template, end_of_turn, stop_ids
-from .http import RefusedError
+from .client import RefusedError
 
 KEPT_CHARS, KEPT_TOKENS, KEPT_REPLIES = 256, 128, 2048
 """The longest texts and runs of tokens whose replies are kept, and how many: they are needed again

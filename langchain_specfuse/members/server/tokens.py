@@ -32,8 +32,8 @@ from ..text.prompts import Prompts
 from ..text.tools import allows_prose
 from ..text.words import REPLACEMENT, PartialDraft, either
 from .arrived import Arrived
+from .client import RefusedError
 from .dialect import LIKELY, Dialect, Draw, Drawn, Path, Scorer
-from .http import RefusedError
 from .tokenizers import REFUSALS, ServerTokenizer
 
 TRIAL_TOKENS = 6

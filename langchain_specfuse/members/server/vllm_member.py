@@ -23,7 +23,7 @@ from ...errors import MemberError, UsageError, advised
 from ..arguments import checked
 from ..names import check_argument
 from . import vllm_server
-from .http import Address
+from .client import Address
 from .member import ServerMember, Work
 from .tokenizers import local_tokenizer
 from .vllm_command import source_of

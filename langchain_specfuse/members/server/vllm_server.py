@@ -29,7 +29,7 @@ import httpx2
 
 from ...core.call import refuse_closed, shown
 from ...errors import MemberError, UsageError, advised
-from .http import Address, unlogged
+from .client import Address, unlogged
 from .process import HOST, ServerProcess, free_port
 from .vllm_command import VllmSource, adapter_flags, environment_of, flags, path_of
 from .vllm_log import cause_of, last_step

@@ -25,7 +25,7 @@ from langchain_specfuse.core.values import (
     Scored,
     ScoreJob,
 )
-from langchain_specfuse.members.server import http
+from langchain_specfuse.members.server import client
 from tests.torture.texts import broken, places_in
 
 from .. import tiny
@@ -107,7 +107,7 @@ def faulty(request: Any) -> Iterator[Faulty]:
 
 @pytest.fixture(autouse=True)
 def one_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "RETRIES", 0)
+    monkeypatch.setattr(client, "RETRIES", 0)
 
 
 fewer = settings(

@@ -15,7 +15,7 @@ from langchain_specfuse.core.call import Call
 from langchain_specfuse.core.values import Draft, DraftJob, Failure
 from langchain_specfuse.engine.calls import calls_of
 from langchain_specfuse.engine.worker import QueuedJob, forget, task_of
-from langchain_specfuse.members.server import http
+from langchain_specfuse.members.server import client
 
 from .. import tiny
 from ..contract import draft_job
@@ -82,7 +82,7 @@ def test_nothing_more_is_sent_after_unload(
     server: FakeServer, served: ServerMember, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The member waits between two attempts."""
-    monkeypatch.setattr(http, "FIRST_PAUSE_S", 0.5)
+    monkeypatch.setattr(client, "FIRST_PAUSE_S", 0.5)
     arrived, sent = threading.Event(), []
     server.fault = lambda path, _: sent.append(path) or arrived.set() or 503
     with ThreadPoolExecutor(1) as asking:
@@ -97,7 +97,7 @@ def test_nothing_more_is_sent_after_unload(
 def test_a_request_that_was_given_up_is_not_sent_again(
     server: FakeServer, served: ServerMember, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http, "FIRST_PAUSE_S", 0.5)
+    monkeypatch.setattr(client, "FIRST_PAUSE_S", 0.5)
     arrived, sent = threading.Event(), []
     server.fault = lambda path, _: sent.append(path) or arrived.set() or 503
     call = Call()
@@ -123,7 +123,7 @@ def test_a_job_whose_answer_ends_while_it_connects_again_spoils_nothing(
     request_number: int,
 ) -> None:
     """Neither the jobs that wait for the same connection, nor what the trial finds out."""
-    monkeypatch.setattr(http, "RETRIES", 0)
+    monkeypatch.setattr(client, "RETRIES", 0)
     found = served.probe()
     server.stop()
     assert isinstance(reply_of(served, draft_job(id="lost")), Failure)

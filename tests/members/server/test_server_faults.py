@@ -25,8 +25,8 @@ from langchain_specfuse import Method, ServerMember, SpecFuseCallbackHandler, Sp
 from langchain_specfuse.core.options import Settings
 from langchain_specfuse.core.values import DraftJob, Failure, Sampling
 from langchain_specfuse.errors import EnsembleError, MemberError, UsageError
-from langchain_specfuse.members.server import http
-from langchain_specfuse.members.server.http import Address, Client
+from langchain_specfuse.members.server import client
+from langchain_specfuse.members.server.client import Address, Client
 
 from .. import tiny
 from ..fake_server import INST_END, FakeServer, later
@@ -38,8 +38,8 @@ LONG_S = 30.0
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr(http, "LONGEST_PAUSE_S", 0.02)
+    monkeypatch.setattr(client, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(client, "LONGEST_PAUSE_S", 0.02)
 
 
 @pytest.fixture
@@ -207,15 +207,15 @@ def _trickle(connection: socket.socket, way: str) -> None:
 
 @pytest.mark.parametrize("way", ["head", "body"])
 def test_a_reply_that_never_ends_is_given_up(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "RETRIES", 0)
+    monkeypatch.setattr(client, "RETRIES", 0)
     with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as asking:
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        client = Client(Address(url, timeout_s=0.5), "m")
+        made = Client(Address(url, timeout_s=0.5), "m")
         threading.Thread(target=lambda: _trickle(listening.accept()[0], way), daemon=True).start()
         with pytest.raises(MemberError, match=r"within 0.5 s") as raised:
-            asking.submit(client.get, "/v1/models").result(LONG_S)
+            asking.submit(made.get, "/v1/models").result(LONG_S)
         assert raised.value.kind == "timeout"
-        client.close()
+        made.close()
 
 
 def test_unloading_ends_requests_under_way(served: ServerMember, server: FakeServer) -> None:

@@ -17,8 +17,8 @@ import pytest
 from langchain_specfuse import ServerMember
 from langchain_specfuse.core.call import Call
 from langchain_specfuse.core.values import Constraint, Draft, DraftJob, Failure, Query
-from langchain_specfuse.members.server import http
-from langchain_specfuse.members.server.http import Address, Client
+from langchain_specfuse.members.server import client
+from langchain_specfuse.members.server.client import Address, Client
 from langchain_specfuse.members.text.templates import PLAIN_END
 
 from .. import tiny
@@ -150,7 +150,7 @@ def test_a_reply_that_does_not_begin_is_late(server: FakeServer, hasty: ServerMe
 def test_a_request_that_has_not_begun_is_sent_again(
     server: FakeServer, served: ServerMember, effect: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(client, "FIRST_PAUSE_S", 0.01)
     whole = streamed(served, leading())
     server.fault = later(0, effect, "completion", times=2)
     assert "".join(draft.text for draft in streamed(served, leading())) == "".join(
