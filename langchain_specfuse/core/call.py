@@ -31,7 +31,8 @@ class Call:
         """When something last arrived for it or, before that, when it began. None: it waits for its
         turn."""
         self.has_arrived = False
-        """Whether anything has arrived for it."""
+        """Whether a part of its reply has arrived: not only the headers, or what a trial before it
+        replied."""
         self._interrupt: Callable[[], None] | None = None
         self._lock = threading.Lock()
 
@@ -44,7 +45,6 @@ class Call:
 
     def note_arrival(self) -> None:
         self.last = time.monotonic()
-        self.has_arrived = True
 
     @contextmanager
     def in_this_thread(self) -> Iterator[None]:

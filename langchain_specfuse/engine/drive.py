@@ -39,7 +39,7 @@ from ..core.values import Ask, DraftJob, Failure, Panelist, Wake
 from ..errors import BusyError, advised, amount
 from .calls import Task, calls_of, waits
 from .leading import LeadStream
-from .limits import Waiting, of_checks, of_load, of_member
+from .limits import SilenceLimit, Waiting, of_checks, of_load, of_member
 from .worker import QueuedJob, forget, forked, refuse_fork, task_of, worker_for
 
 if TYPE_CHECKING:
@@ -226,7 +226,7 @@ class Run:
             stream = self._streams.get(name)
             if stream is not None:
                 stream.close()
-            if isinstance(limit.task, Task):
+            if isinstance(limit, SilenceLimit):
                 calls_of(self._members[name]).close(limit.task)
             waiting.deliver(name, limit.late)
 
@@ -330,7 +330,7 @@ class Run:
         """Go on with another stream, because this one has ended before the answer."""
         stream, begin = self._stream(name, job, deliver, in_words=in_words)
         limit = self._waiting.limits.get(name)
-        if limit is not None and limit.task is not None:
+        if isinstance(limit, SilenceLimit):
             self._waiting.limits[name] = replace(limit, task=stream.task)
         begin()
 

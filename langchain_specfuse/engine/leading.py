@@ -130,6 +130,7 @@ class LeadStream:
             if reply is None:
                 return
             note_arrival()
+            self.task.has_arrived = True
             yield reply
 
     def _wait_until_asked(self) -> None:

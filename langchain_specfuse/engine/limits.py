@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.call import Call
 from ..core.checks import CheckJob, Verdict
 from ..core.options import Settings
 from ..core.values import Failure
+from .calls import Task
 
 SILENCE_S, FIRST_SILENCE_S = 30.0, 120.0
 """How long nothing may arrive from a lead with a reserve, and how long its first token may take: a
@@ -36,7 +36,7 @@ class Waiting:
         self._go_on = go_on
         self._replies: dict[Any, Any] = {}
         self._lock = threading.Lock()
-        self.limits: dict[Any, Limit] = {}
+        self.limits: dict[Any, Limit | SilenceLimit] = {}
 
     def deliver(self, name: Any, reply: Any) -> None:
         with self._lock:
@@ -55,7 +55,7 @@ class Waiting:
         ends = [limit.end() for name, limit in self.limits.copy().items() if self.is_open(name)]
         return max(min(ends) - time.monotonic(), 0.0) if ends else None
 
-    def late(self) -> list[tuple[Any, Limit]]:
+    def late(self) -> list[tuple[Any, Limit | SilenceLimit]]:
         """Whose time is over."""
         now = time.monotonic()
         limits = self.limits.copy().items()
@@ -73,22 +73,36 @@ class Limit:
     """What takes the place of a reply that is late."""
     since: float
     """When the clock starts."""
-    task: Call | None = None
-    """If there is one, the clock starts anew whenever something arrives for it."""
-    first_s: float = 0.0
-    """How long the first arrival is waited for."""
 
     def end(self) -> float:
-        if self.task is None:
-            return self.since + self.seconds
+        return self.since + self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class SilenceLimit:
+    """How long nothing may arrive for a piece of work."""
+
+    task: Task
+    seconds: float
+    first_s: float
+    """How long the first part of its reply is waited for."""
+
+    @property
+    def late(self) -> Failure:
+        return Failure("timeout", f"no token for {self._now_s():g} s")
+
+    def end(self) -> float:
         if self.task.last is None:  # it waits for its turn: look again later
             return time.monotonic() + self.seconds
-        return self.task.last + (self.seconds if self.task.has_arrived else self.first_s)
+        return self.task.last + self._now_s()
+
+    def _now_s(self) -> float:
+        return self.seconds if self.task.has_arrived else self.first_s
 
 
 def of_member(
-    member: Any, settings: Settings, task: Call | None, *, replaceable: bool
-) -> Limit | None:
+    member: Any, settings: Settings, task: Task | None, *, replaceable: bool
+) -> Limit | SilenceLimit | None:
     """How long this member's reply is waited for. ``task``: its work, if it waits for others.
     ``replaceable``: another member could take over."""
     seconds = settings.member_timeout
@@ -103,8 +117,7 @@ def of_member(
     seconds, first_s = SILENCE_S, FIRST_SILENCE_S
     if settings.timeout is not None:  # so that the reserve has some time left
         seconds, first_s = min(seconds, settings.timeout / 2), min(first_s, settings.timeout / 2)
-    shown = seconds if task.has_arrived else first_s
-    return Limit(seconds, Failure("timeout", f"no token for {shown:g} s"), 0.0, task, first_s)
+    return SilenceLimit(task, seconds, first_s)
 
 
 def of_checks(jobs: Sequence[CheckJob]) -> dict[int, Limit]:

@@ -140,19 +140,20 @@ def test_an_exclusive_call_waits_for_work_under_way_and_later_work_waits_for_it(
 
 
 def test_work_that_was_closed_ends_where_it_next_notes_an_arrival(calls):
-    errors = []
+    errors, arrived = [], threading.Event()
 
     def read():
         try:
             while True:
                 note_arrival()
+                arrived.set()
         except MemberError as error:
             errors.append(error)
             raise
 
     task = Task(read, errors.append)
     calls.begin(task)
-    assert until(lambda: task.has_arrived)
+    assert arrived.wait(5)
     calls.close(task)
     assert until(lambda: errors)
     assert "given up" in str(errors[0])
