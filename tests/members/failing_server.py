@@ -45,6 +45,8 @@ class FailingServer:
         self.failed_at = 0.0
         """When a reply broke off, in seconds of ``time.perf_counter()``."""
         self.asked: list[Any] = []
+        self.hung_up: list[float] = []
+        """When a client closed the connection before the end of its reply."""
         self.released = threading.Event()
         self._server = _Server(("127.0.0.1", 0), _answering(self))
         self._server.daemon_threads = True
@@ -95,6 +97,7 @@ def _answering(server: FailingServer) -> type[BaseHTTPRequestHandler]:
             try:
                 self._stream(server.texts(body["messages"]), fails_after)
             except OSError:  # the client has hung up
+                server.hung_up.append(time.monotonic())
                 self.close_connection = True
             return None
 

@@ -64,10 +64,11 @@ class FakeServer:
         self.fault: Callable[[str, int], Any] | None = None
         """(path, number of earlier requests) -> None, a status, bytes, a change of the reply (of
         each event of a stream), "cut" or "hang"."""
-        self.pace: Callable[[int], None] | None = None
-        """Called with the number of each event of a stream before it is sent."""
+        self.pace: Callable[[int], Any] | None = None
+        """Called with the number of each event of a stream before it is sent. If it is a generator,
+        what it yields is sent before the event."""
         self.hung_up: list[float] = []
-        """When a client closed a stream before its end."""
+        """When a client closed a stream before its end, or a request that hangs."""
         self.without: set[str] = set()
         """Fields that this (older) engine does not know and silently ignores."""
         self.refuses: set[str] = set()
@@ -536,8 +537,7 @@ def _answering(server: FakeServer) -> type[BaseHTTPRequestHandler]:
             if is_guarded and server.authorization != f"Bearer {server.key}":
                 return self._send(401, {"error": {"message": "Invalid API key"}})
             if effect == "hang":
-                server.go.wait(30)
-                return None
+                return self._hang()
             if isinstance(effect, int):
                 return self._send(effect, {"error": {"message": "not now"}})
             if isinstance(effect, tuple):
@@ -580,7 +580,7 @@ def _answering(server: FakeServer) -> type[BaseHTTPRequestHandler]:
                 if callable(effect):
                     event = effect(event)
                 if server.pace:
-                    server.pace(number)
+                    self._wait(server.pace(number))
                 if self._is_closed() or (effect == "cut" and number == 2):
                     server.hung_up.append(time.monotonic())
                     self.close_connection = True
@@ -592,6 +592,20 @@ def _answering(server: FakeServer) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(b"0\r\n\r\n")
             self.wfile.flush()
 
+        def _wait(self, paced: Any) -> None:
+            for sent in paced if isinstance(paced, Iterator) else ():
+                if self._is_closed():
+                    return
+                if sent:
+                    self._chunk(sent)
+
+        def _hang(self) -> None:
+            while not server.go.wait(0.01):
+                if self._is_closed():
+                    server.hung_up.append(time.monotonic())
+                    self.close_connection = True
+                    return
+
         def _locked(self, events: Iterator[Reply]) -> Iterator[Reply]:
             while True:
                 with server._lock:
@@ -601,7 +615,9 @@ def _answering(server: FakeServer) -> type[BaseHTTPRequestHandler]:
                 yield event
 
         def _event(self, data: str) -> None:
-            sent = f"data: {data}\n\n".encode()
+            self._chunk(f"data: {data}\n\n".encode())
+
+        def _chunk(self, sent: bytes) -> None:
             self.wfile.write(b"%x\r\n%b\r\n" % (len(sent), sent))
             self.wfile.flush()
 
