@@ -37,8 +37,6 @@ IDLE_S = 2.0
 """A worker without work ends its thread after this long; the next job starts a new one."""
 PREFILL_SHARE = 0.5
 """Reading long prompts takes at most this share of the time that other work takes meanwhile."""
-CALLS = ("call", "forget")
-"""Work that is no job."""
 
 
 def _ignore(reply: Any) -> None:
@@ -54,8 +52,8 @@ class QueuedJob:
 
     member: Any
     work: str
-    """The member's method that takes a list of jobs, ``draft`` or ``score``; ``forget``, if the job
-    is a query's id; or ``call``, if it is a plain function."""
+    """The member's method that takes a list of jobs, ``draft`` or ``score``; or ``call``, if the
+    job is a plain function."""
     job: Any
     deliver: Callable[[Any], None]
     is_needed: Callable[[], bool] = lambda: True
@@ -97,10 +95,6 @@ class JobQueue:
     def put(self, jobs: Iterable[QueuedJob]) -> None:
         self._waiting.extend(jobs)
 
-    def put_first(self, jobs: Sequence[QueuedJob]) -> None:
-        """Put jobs before all others, because they have waited elsewhere."""
-        self._waiting.extendleft(reversed(jobs))
-
     def clear(self) -> None:
         self._waiting.clear()
 
@@ -119,15 +113,13 @@ class JobQueue:
                 batch.append(queued)
             else:
                 others.append(queued)
-        self.put_first(others)
+        self._waiting.extendleft(reversed(others))
         return batch
 
 
 def can_share_batch(job: QueuedJob, other: QueuedJob) -> bool:
     """Whether two jobs can be in one batch."""
-    if job.work in CALLS:
-        return False
-    return job.executor is other.executor and job.work == other.work
+    return job.work == other.work != "call" and job.executor is other.executor
 
 
 class PrefillQueue:
@@ -208,10 +200,6 @@ class Worker:
         """Call a function on this worker's thread while the member is not at work. An error is
         logged, and ``deliver`` gets a :class:`.Failure`."""
         self.put(QueuedJob(member, "call", function, deliver))
-
-    def forget(self, member: Any, query_id: str) -> None:
-        """Let a member free what it keeps for this query."""
-        self.put(QueuedJob(member, "forget", query_id, _ignore))
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Drop all queued and later jobs, and wait for the batch under way."""
@@ -329,20 +317,17 @@ def _deliver(replies: Sequence[tuple[QueuedJob, Any]]) -> None:
 
 
 def run_batch(batch: list[QueuedJob]) -> list[Any]:
-    """The replies to a batch, one for each job, each valid or a failure. If a member raises, its
-    part of the batch fails."""
+    """The replies to a batch, one for each job, each valid or a failure. If a member raises, all of
+    its jobs fail."""
     first = batch[0]
     try:
-        if first.work in CALLS:
-            return [first.job() if first.work == "call" else first.member.forget(first.job)]
-        return _replies(batch)
+        return [first.job()] if first.work == "call" else _replies(batch)
     # The error goes to whoever waits for the replies: a library that exits the interpreter would
     # end only this thread, and they would wait forever.
     except BaseException as error:
-        parts = _by_member(batch)
-        if len(parts) > 1:  # one member's error must not hurt the others of its group
-            return _run_apart(batch, parts)
-        if first.work in CALLS:  # nobody may wait for its reply, so the error would be lost
+        if not _is_of_one_member(batch):  # its error must not hurt the others of its group
+            return [run_batch([queued])[0] for queued in batch]
+        if first.work == "call":  # nobody may wait for its reply, so the error would be lost
             thread, name = threading.current_thread().name, getattr(first.member, "name", "")
             log.exception("%s: a call to %s failed", thread, name)
         return [Failure.of(emptied(error))] * len(batch)
@@ -351,7 +336,7 @@ def run_batch(batch: list[QueuedJob]) -> list[Any]:
 def _replies(batch: list[QueuedJob]) -> list[Any]:
     """What the member, or the batch group, returns for these jobs."""
     first = batch[0]
-    if len(_by_member(batch)) == 1:
+    if _is_of_one_member(batch):
         work = getattr(first.member, first.work)
         returned = work([queued.request for queued in batch])
     else:
@@ -370,20 +355,8 @@ def _checked(queued: QueuedJob, reply: Any) -> Any:
     return reply
 
 
-def _by_member(batch: list[QueuedJob]) -> list[list[QueuedJob]]:
-    parts: dict[int, list[QueuedJob]] = {}
-    for queued in batch:
-        parts.setdefault(id(queued.member), []).append(queued)
-    return list(parts.values())
-
-
-def _run_apart(batch: list[QueuedJob], parts: list[list[QueuedJob]]) -> list[Any]:
-    """The replies to a batch, in its order, where each part is run on its own."""
-    replies = {}
-    for part in parts:
-        for queued, reply in zip(part, run_batch(part), strict=True):
-            replies[id(queued)] = reply
-    return [replies[id(queued)] for queued in batch]
+def _is_of_one_member(batch: list[QueuedJob]) -> bool:
+    return all(queued.member is batch[0].member for queued in batch)
 
 
 def with_cost(queued: QueuedJob, reply: Any, seconds: float) -> Any:
@@ -457,7 +430,7 @@ def forget(member: Any, query_id: str) -> None:
     if waits(member):
         calls_of(member).forget(query_id, partial(member.forget, query_id))
     else:
-        worker_for(member.device).forget(member, query_id)
+        worker_for(member.device).call(member, partial(member.forget, query_id))
 
 
 def note_question() -> None:

@@ -39,13 +39,6 @@ def test_unwanted_jobs_are_dropped():
     assert len(queue) == 0
 
 
-def test_jobs_that_waited_elsewhere_go_first_in_their_order():
-    queue = JobQueue()
-    queue.put([queued(3, OTHER)])
-    queue.put_first([queued(1, object()), queued(2, object())])
-    assert batches(queue) == [[1], [2], [3]]
-
-
 def test_a_job_put_in_while_a_batch_is_chosen_is_not_lost():
     """A finalizer may cancel an answer anywhere, which puts a call into the queue."""
     queue, late = JobQueue(), []
