@@ -18,8 +18,7 @@ import logging
 import math
 import re
 import time
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal, Self
@@ -269,7 +268,9 @@ class ChatModelMember:
         self._read_key_again()
         others: list[Effort] = []
         try:
-            return self._draft(job, others) if work == "draft" else self._ballot(job)
+            if work == "score":
+                return self._ballot(job)
+            return next(self._written(job, others, job.segment_tokens))
         except (MemberError, UsageError) as error:
             return self._failed(error, others)
 
@@ -300,28 +301,20 @@ class ChatModelMember:
 
     # --- drafts -----------------------------------------------------------------------------------
 
-    def _draft(self, job: DraftJob, others: list[Effort]) -> Draft | Failure:
-        """A draft of about ``segment_tokens`` words. ``others`` as for :meth:`_stream_for`."""
-        start = time.perf_counter()
-        answer = _text_of(job.answer)
-        stream = self._stream_for(job, answer, others)
-        words_before = stream.words
-        text, ended = stream.draft(answer, min(job.segment_tokens, job.max_tokens), job.max_tokens)
-        effort = stream.new_effort(stream.words - words_before, time.perf_counter() - start)
-        effort = sum(others, effort)
-        if stream.is_refused_after(len(answer) + len(text)):
-            return self._refused(job, stream, effort)
-        tokens = tuple(zlib.crc32(word.encode()) for word in words_of(text)[: job.max_tokens])
-        least = stream.least(answer, text)
-        thought = stream.take_thought().strip()
-        return Draft(text, ended, tokens, effort=effort, thought=thought, least=least)
-
-    def _written(self, job: DraftJob, others: list[Effort]) -> Iterator[Draft | Failure]:
-        """What the model writes, as it arrives. ``others`` as for :meth:`_stream_for`."""
+    def _written(
+        self, job: DraftJob, others: list[Effort], size: int | None = None
+    ) -> Iterator[Draft | Failure]:
+        """What the model writes, as it arrives; with a ``size``, one draft of about so many words.
+        ``others`` as for :meth:`_stream_for`."""
         answer = _text_of(job.answer)
         stream = self._stream_for(job, answer, others)
         place = len(answer)
-        for draft in stream.drafts(answer, job.max_tokens):
+        drafts: Iterable[Draft]
+        if size is None:
+            drafts = stream.drafts(answer, job.max_tokens)
+        else:
+            drafts = [stream.draft(answer, min(size, job.max_tokens), job.max_tokens)]
+        for draft in drafts:
             if others:
                 draft = replace(draft, effort=sum(others, draft.effort))
                 others.clear()
@@ -510,15 +503,15 @@ class ChatModelMember:
             )
             stream = self._new_stream(parts, "")
             try:
-                text = stream.first_words(2)
+                begun = stream.first_words(2)
                 if stream.finish == REFUSAL:
                     raise MemberError(f"it refused to count: {stream.refusal}", member=self.name)
             except MemberError as error:
                 log.info("%s cannot %s: %s", self.name, way, error)
                 failure = error
                 continue
-            costs.append(stream.new_effort())
-            if re.match(rf"\W*{TRIAL_NEXT}\b", text, re.IGNORECASE):
+            costs.append(replace(begun.effort, read=0))  # its words are not the answer's
+            if re.match(rf"\W*{TRIAL_NEXT}\b", begun.text, re.IGNORECASE):
                 words = repeated_words(TRIAL_BEGUN, "".join(replies))
                 self._repeats = None if words == len(TRIAL_BEGUN.split()) else words
                 log.info("%s can %s a text", self.name, way)
@@ -544,8 +537,8 @@ class ChatModelMember:
             parts = self._parts(messages, self._greedy())
             stream = self._new_stream(parts, "", _words_in(messages))
             reply = stream.first_words(BALLOT_WORDS)
-            effort += stream.new_effort()
-            letter = chosen_letter(reply, [f"\0{number}" for number in order])
+            effort += reply.effort
+            letter = chosen_letter(reply.text, [f"\0{number}" for number in order])
             if letter:
                 counts[order[LETTERS.index(letter)]] += 1.0
         scores = tuple((math.log(count / math.fsum(counts)),) for count in counts)

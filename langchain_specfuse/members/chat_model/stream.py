@@ -85,29 +85,38 @@ class OpenStream:
             return False
         return len(self.text) > len(agreed) or self.finish in ("", "stop", REFUSAL)
 
-    def first_words(self, count: int) -> str:
+    def first_words(self, count: int) -> Draft:
         """Read the first words, and cancel the rest."""
-        text, _ = self.draft("", count, count)
+        draft = self.draft("", count, count)
         self.close()
-        return text
+        return draft
 
-    def draft(self, answer: str, size: int, most: int) -> tuple[str, bool]:
-        """About ``size`` words after this answer, at most ``most``, and whether they end the
-        answer."""
-        start = len(answer) - len(self.before)
-        count = size
+    def draft(self, answer: str, size: int, most: int) -> Draft:
+        """About ``size`` words after this answer, at most ``most``."""
+        place = len(answer) - len(self.before)
+        count = WordCount()
+        count.add(self.text[place:])
+        since, words_before = time.perf_counter(), self.words
         while True:
-            self._read_beyond(start, count)
-            rest = self.text[start:]
+            while count.total <= size and not self.finish:
+                known = len(self.text)
+                self._read_part()
+                count.add(self.text[known:])
+            rest = self.text[place:]
             words = words_of(rest)
-            if len(words) <= count and self.finish:
-                return rest, self.finish == "stop"
-            if count >= most:
-                return "".join(words[:most]), False
-            kept = cut(rest, count)
-            if kept:
-                return kept, False
-            count = min(2 * count + 8, most)
+            is_over = len(words) <= size
+            if is_over:
+                text = rest
+            elif size < most:
+                text = cut(rest, size)
+            else:
+                text = "".join(words[:most])
+            if text or is_over:
+                words = words_of(text)[:most]
+                ended = is_over and self.finish == "stop"
+                effort = self.new_effort(self.words - words_before, time.perf_counter() - since)
+                return self._draft(place, text, words, ended, effort, self.take_thought().strip())
+            size = min(2 * size + 8, most)
 
     def drafts(self, answer: str, most: int) -> Iterator[Draft]:
         """What comes after this answer, at most ``most`` words, as it arrives."""
@@ -122,18 +131,24 @@ class OpenStream:
                 text = text[: max(len(text) - len("".join(words[kept:])), 0)]
                 words = words[:kept]
             is_over = count.total > most or bool(self.finish)
-            ended = is_over and count.total <= most and self.finish == "stop"
             if text or thought or is_over:
-                place += len(text)
-                tokens = tuple(zlib.crc32(word.encode()) for word in words)
-                least = self._least_in(place - len(text), place)
+                ended = is_over and count.total <= most and self.finish == "stop"
                 effort = self.new_effort(self.words - words_before, time.perf_counter() - since)
-                ends = None if tokens else ()  # else the text belongs to a word before it
-                yield Draft(text, ended, tokens, None, effort, ends, thought, least)
+                yield self._draft(place, text, words, ended, effort, thought)
+                place += len(text)
                 since, words_before = time.perf_counter(), self.words
             if is_over:
                 return
             self._read_part()
+
+    def _draft(
+        self, place: int, text: str, words: list[str], ended: bool, effort: Effort, thought: str
+    ) -> Draft:
+        """The draft with this text, which begins at this place of the model's own."""
+        tokens = tuple(zlib.crc32(word.encode()) for word in words)
+        ends = None if tokens else ()  # else the text belongs to a word before it
+        least = self._least_in(place, place + len(text))
+        return Draft(text, ended, tokens, None, effort, ends, thought, least)
 
     def take_thought(self) -> str:
         """The reasoning that has come since the last call of this method."""
@@ -145,12 +160,8 @@ class OpenStream:
         more."""
         return self.finish == REFUSAL and place >= len(self.before) + len(self.text)
 
-    def least(self, answer: str, text: str) -> float | None:
-        """The lowest log-probability in this text after this answer; None: unknown."""
-        start = len(answer) - len(self.before)
-        return self._least_in(start, start + len(text))
-
     def _least_in(self, start: int, stop: int) -> float | None:
+        """The lowest log-probability between these places; None: unknown."""
         found = None
         for end, least in reversed(self._least):
             if end <= start:
@@ -165,18 +176,6 @@ class OpenStream:
             self.parts.close()  # type: ignore[attr-defined]
         except ValueError:  # another thread is reading it, and finds out by itself
             pass
-
-    def _read_beyond(self, start: int, count: int) -> None:
-        """Read until there are more than ``count`` words from this place on, or until the end."""
-        while True:
-            missing = count + 1 - len(words_of(self.text[start:]))
-            if missing <= 0:
-                return
-            # A word has at least one character: count again when enough characters have come.
-            enough = len(self.text) + missing
-            while len(self.text) < enough:
-                if not self._read_part():
-                    return
 
     def _read_part(self) -> bool:
         """Read a part; False if there is none. Raises if the reply has broken off."""
