@@ -7,7 +7,7 @@ llguidance compiles the grammars; the extra ``langchain-specfuse[structured]`` i
 from .calls import CallPiece, CallReader, canonical, format_in, scanned, trigger
 from .grammar import Grammar, State, Vocabulary, vocabulary
 from .referee import breaks_off, check, referee_for
-from .rules import Respacing, arguments_schema, reader_for, respaced
+from .rules import Respacing, arguments_schema, reader_for, respaced, schema_of
 from .validation import fault, refuse_invalid
 from .vocabulary import preload
 
@@ -30,6 +30,7 @@ __all__ = [
     "refuse_invalid",
     "respaced",
     "scanned",
+    "schema_of",
     "trigger",
     "vocabulary",
 ]

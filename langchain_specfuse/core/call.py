@@ -68,10 +68,16 @@ class Call:
                 self._interrupt = None
 
 
+def current() -> Call | None:
+    """The work of this thread, if it has any."""
+    call: Call | None = getattr(_THREAD, "call", None)
+    return call
+
+
 def note_arrival() -> None:
     """Note that something has arrived for the work of this thread: a token, a part of a tool call,
     a server's sign that it is still there. Raises if nobody needs the work any more."""
-    call: Call | None = getattr(_THREAD, "call", None)
+    call = current()
     if call is not None:
         call.note_arrival()
     refuse_closed()
@@ -79,7 +85,7 @@ def note_arrival() -> None:
 
 def refuse_closed() -> None:
     """Raise if nobody needs the work of this thread any more."""
-    call: Call | None = getattr(_THREAD, "call", None)
+    call = current()
     if call is not None and call.is_closed:
         raise MemberError(
             "the request was given up before this part of its reply arrived", kind="timeout"
@@ -89,7 +95,7 @@ def refuse_closed() -> None:
 @contextmanager
 def interrupted_by(interrupt: Callable[[], None]) -> Iterator[None]:
     """If the work of this thread is closed meanwhile, call ``interrupt`` from another thread."""
-    call: Call | None = getattr(_THREAD, "call", None)
+    call = current()
     if call is None:
         yield
         return

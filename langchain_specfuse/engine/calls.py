@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ..core.call import Call
+from ..core.call import Call, current
 from ..core.values import Failure
 from ..errors import emptied
 
@@ -97,7 +97,7 @@ class Calls:
         with self._lock:
             if task in self._waiting:
                 self._waiting.remove(task)
-            if task in self._under_way:
+            if task in self._under_way and current() is not task:  # else it is about to end
                 self._under_way.remove(task)
                 self._closed.add(task)
         task.close()

@@ -187,6 +187,8 @@ class Run:
         self._waiting = Waiting(())
         self._streams: dict[str, LeadStream] = {}
         """member -> its open stream."""
+        self._led: set[str] = set()
+        """The members that have had a stream."""
         self._asked: dict[tuple[str, str], None] = {}
         """(member, query id) of every job: the queries for which members may keep something."""
 
@@ -319,8 +321,15 @@ class Run:
             return stream, partial(stream.ask, job, deliver)
         self._close_stream(name)
         in_words = in_words or self._checker is not None
-        reopen = partial(self._reopen, name, in_words=in_words)
-        stream = LeadStream(self._members[name], job, deliver, reopen, in_words=in_words)
+        stream = LeadStream(
+            self._members[name],
+            job,
+            deliver,
+            partial(self._reopen, name, in_words=in_words),
+            in_words=in_words,
+            is_first=name not in self._led,
+        )
+        self._led.add(name)
         self._streams[name] = stream
         return stream, stream.open
 
@@ -476,13 +485,13 @@ async def adrive(
     async def next_item() -> Round | BaseException | None:
         while True:
             try:
-                item = await asyncio.wait_for(news.get(), deadline.wait_s(run))
+                async with asyncio.timeout(deadline.wait_s(run) if news.empty() else None):
+                    item = await news.get()
             except TimeoutError:
-                if news.empty():
+                if news.empty():  # else it was there in time: its reader comes late
                     deadline.check()
                     await asyncio.to_thread(run.expire)  # it may go on with the answer
-                    continue
-                item = news.get_nowait()  # it was there in time: its reader comes late
+                continue
             if not isinstance(item, Look):
                 return item
 

@@ -39,10 +39,11 @@ class LeadStream:
         reopen: Callable[[DraftJob, Deliver], None],
         *,
         in_words: bool,
+        is_first: bool = False,
     ) -> None:
         """``deliver`` gets what comes next; after that, :meth:`ask` again. ``reopen`` opens another
         stream when this one can not go on with a job. ``in_words``: chunks end with complete
-        words."""
+        words. ``is_first``: the member has had no stream in this answer."""
         self.member = member
         self.is_over = False
         """Whether it has ended; what it has not delivered is lost."""
@@ -58,6 +59,12 @@ class LeadStream:
         self._skip = ""
         """Text of the answer that the stream is still going to repeat, because the constraint
         forces it."""
+        self._opening = job
+        if is_first and not any(segment.tokens for segment in job.answer):
+            # Nobody wrote this text; the constraint forces it. A server's guided decoding writes it
+            # itself, and only from the beginning.
+            self._opening = replace(job, answer=())
+            self._skip = "".join(segment.text for segment in job.answer)
         self._held = NOTHING
         """What has arrived and was not delivered."""
         self._since = time.perf_counter()
@@ -99,7 +106,7 @@ class LeadStream:
 
     def _read(self) -> None:
         try:
-            with closing(self.member.stream(self._job)) as chunks:
+            with closing(self.member.stream(self._opening)) as chunks:
                 self._hand_out(chunks)
         except BaseException as error:  # somebody waits for the next chunk
             self._end(failure_of(error))

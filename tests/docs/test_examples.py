@@ -26,7 +26,7 @@ SCRIPTED = {
     "code_that_runs": "agreed by bob and dan",
     "endpoint": "|\nwritten by {'ann': 1.0}",
     "events": "cyd left",
-    "failover": "[first left: ConnectionError: peer closed connection]\n air scatters blue light",
+    "failover": "[first left: ConnectionError: peer closed connection]\n",
     "fusion": "Pack a coat. It rains.\n",
     "langgraph_node": "tools 'The next train to Ulm leaves at 10:42.'",
     "testing": "all fine",

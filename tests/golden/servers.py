@@ -53,7 +53,7 @@ def requests(server: FakeServer) -> list[str]:
 
 def of_engine(engine: str, lends: bool = False) -> dict[str, Any]:
     with served(engine, lends) as (server, member), chat_model(member, max_tokens=12) as llm:
-        record = conversation(llm)
+        record = {turn: undivided(said) for turn, said in conversation(llm).items()}
         requests_of_conversation = requests(server)
         server.asked.clear()
         sampled = asked(llm, QUESTION, temperature=0.8, seed=3)["message"]["content"]
@@ -62,6 +62,13 @@ def of_engine(engine: str, lends: bool = False) -> dict[str, Any]:
             "temperature 0.8": sampled,
             "requests at temperature 0.8": requests(server),
         }
+
+
+def undivided(record: dict[str, Any]) -> dict[str, Any]:
+    """An answer without its rounds: how a stream is divided depends on its arrival."""
+    message = record["message"]
+    message["response_metadata"]["specfuse"].pop("rounds")
+    return {"message": message}
 
 
 def vllm() -> dict[str, Any]:

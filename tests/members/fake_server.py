@@ -241,7 +241,7 @@ def _vllm_choice(server: FakeServer, body: Reply, ids: Sequence[int]) -> Any:
         return _vllm_shape(ids, logprobs, [None] * len(ids), "length")
     stops = body.get("stop_token_ids") or []
     only = None
-    if "structured_outputs" in body:
+    if "choice" in body.get("structured_outputs", {}):
         only = _spelling(server, body["structured_outputs"]["choice"])
     drawn = server.drawn(
         ids,

@@ -266,7 +266,7 @@ class Hanging(ScriptedMember):
 
 @pytest.mark.parametrize("how", ["failed", "too slow"])
 def test_who_leaves_and_who_goes_on_is_said_at_its_place_in_the_text(serve, opened, how):
-    hanging = Hanging(BLUE, name="a")
+    hanging = Hanging(BLUE, name="a", device="elsewhere")
     first = ScriptedMember(BLUE, name="a", fails_in=3) if how == "failed" else hanging
     llm = ensemble(first, BLUE, BLUE, lead="a", member_timeout=0.5)
     one = opened(url=serve(llm).url)

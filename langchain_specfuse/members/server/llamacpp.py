@@ -16,6 +16,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ...constraints import schema_of
 from ...core.values import Constraint
 from ...errors import MemberError
 from ..text.words import either
@@ -315,4 +316,6 @@ def _guided(constraint: Constraint | None) -> dict[str, Any]:
     if constraint.kind == "choice":
         choices = [json.dumps(text, ensure_ascii=False) for text in json.loads(constraint.body)]
         return {"grammar": f"root ::= {' | '.join(choices)}"}
-    return {"json_schema": json.loads(constraint.body or '{"type": "object"}')}
+    if constraint.kind == "json":
+        return {"json_schema": {"type": "object"}}
+    return {"json_schema": json.loads(schema_of(constraint.body))}

@@ -13,6 +13,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ...constraints import schema_of
 from ...core.values import Constraint, Sampling
 from ...errors import MemberError, amount
 from ..text.words import either
@@ -265,13 +266,15 @@ def _guided(constraint: Constraint | None) -> dict[str, Any]:
     if constraint is None:
         return {}
     kind, body = constraint.kind, constraint.body
-    fields: dict[str, Any] = {
-        "json_schema": {"json": body},
-        "json": {"json_object": True},
-        "regex": {"regex": body},
-        "choice": {"choice": json.loads(body) if kind == "choice" else []},
-    }
-    return {"structured_outputs": fields[kind]}
+    if kind == "json_schema":
+        fields: dict[str, Any] = {"json": schema_of(body)}
+    elif kind == "json":
+        fields = {"json_object": True}
+    elif kind == "regex":
+        fields = {"regex": body}
+    else:
+        fields = {"choice": json.loads(body)}
+    return {"structured_outputs": fields}
 
 
 def _cached(usage: Mapping[str, Any], most: int) -> int | None:

@@ -25,6 +25,7 @@ from langchain_specfuse.core.values import (
     Segment,
     Turn,
 )
+from langchain_specfuse.engine.leading import LeadStream
 
 from .. import engines, tiny
 
@@ -188,3 +189,27 @@ def test_an_ensemble_survives_the_death_of_an_engine(
         == []
     )
     served.unload()
+
+
+PERSON = {
+    "title": "Person",
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+}
+
+
+def test_a_lead_writes_an_object_by_one_guided_request(
+    engine: engines.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its schema reaches the engine as it is enforced here: llama-server went on with another key
+    after the last one, which nothing here allowed."""
+    opened: list[LeadStream] = []
+    open_stream = LeadStream.open
+    monkeypatch.setattr(LeadStream, "open", lambda it: opened.append(it) or open_stream(it))
+    llm = SpecFuseChatModel(members=[ServerMember(engine.url)], max_tokens=64)
+    for question in ("Tell me about Marie Curie at 40.", "Peter is 12 years old."):
+        message = llm.invoke(question, response_format=PERSON)
+        assert message.response_metadata["finish_reason"] == "stop"
+        assert set(json.loads(message.text)) == {"name", "age"}
+    assert len(opened) == 2
