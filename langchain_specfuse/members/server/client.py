@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, finalize
 
 import httpx2
 import orjson
@@ -126,10 +126,6 @@ class Client:
         self.is_denied = False
         """Whether the server has refused the key, or what the key may use."""
         self._closed = False
-        self._retired = False
-        self._uses = 0
-        """The jobs that are sending requests."""
-        self._lock = threading.Lock()
         self._key = _key_of(address)
         self._now = _Reading()
         self._streams: WeakSet[Any] = WeakSet()
@@ -154,6 +150,8 @@ class Client:
             raise advised(
                 unusable, 'correct or unset the proxy; for SOCKS: pip install "httpx2[socks]"'
             ) from error
+        # A client that was replaced goes on until the last job that uses it has ended.
+        finalize(self, self._client.close).atexit = False
 
     @property
     def is_outdated(self) -> bool:
@@ -166,26 +164,6 @@ class Client:
         for stream in list(self._streams):
             _shut(stream)
         self._client.close()
-
-    def retire(self) -> None:
-        """Close all connections as soon as no job uses them."""
-        with self._lock:
-            self._retired = True
-            is_unused = not self._uses
-        if is_unused:
-            self.close()
-
-    def use(self) -> None:
-        """Note that a job is going to send requests, and will call :meth:`leave`."""
-        with self._lock:
-            self._uses += 1
-
-    def leave(self) -> None:
-        with self._lock:
-            self._uses -= 1
-            is_over = self._retired and not self._uses
-        if is_over:
-            self.close()
 
     def get(self, path: str) -> Any:
         return self._request("GET", path, None)
@@ -309,7 +287,7 @@ class Client:
         return response
 
     def _sent(self, method: str, path: str, body: Mapping[str, Any] | None) -> httpx2.Response:
-        """The reply as soon as it begins. Each read is limited in :meth:`_read`."""
+        """The reply as soon as it begins. Each read is limited in :func:`_read`."""
         left = max(0.001, self._now.deadline - time.monotonic())
         limit = left if left < math.inf else None
         timeout = httpx2.Timeout(limit, connect=min(CONNECT_S, left))
@@ -372,25 +350,8 @@ class Client:
             (".connect_tcp.complete", ".connect_unix_socket.complete", ".start_tls.complete")
         ):
             stream = info["return_value"]
-            stream.read = partial(self._read, stream.read, partial(_shut, stream))
+            stream.read = partial(_read, self._now, stream.read, partial(_shut, stream))
             self._streams.add(stream)
-
-    def _read(
-        self,
-        read: Callable[..., bytes],
-        interrupt: Callable[[], None],
-        size: int,
-        timeout: float | None = None,
-    ) -> bytes:
-        now = self._now
-        left_s = now.deadline - time.monotonic()
-        if left_s <= 0:
-            raise httpx2.ReadTimeout("the reply did not end in time")
-        with interrupted_by(interrupt):
-            data = read(size, left_s if left_s < math.inf else None)
-        note_arrival()
-        now.events += data.count(EVENT)
-        return data
 
     def _parsed(self, reply: httpx2.Response) -> Any:
         """The reply's JSON. Raises if the server sent an error, or something that is not JSON."""
@@ -461,6 +422,24 @@ class Client:
     def _server(self, path: str) -> str:
         short = path.removeprefix(httpx2.URL(self.address.root).path.rstrip("/"))
         return f"the server at {self.address.url} ({short}){self._proxy}"
+
+
+def _read(
+    now: _Reading,
+    read: Callable[..., bytes],
+    interrupt: Callable[[], None],
+    size: int,
+    timeout: float | None = None,
+) -> bytes:
+    """Read from a connection, for this thread's request."""
+    left_s = now.deadline - time.monotonic()
+    if left_s <= 0:
+        raise httpx2.ReadTimeout("the reply did not end in time")
+    with interrupted_by(interrupt):
+        data = read(size, left_s if left_s < math.inf else None)
+    note_arrival()
+    now.events += data.count(EVENT)
+    return data
 
 
 def _shut(stream: Any) -> None:

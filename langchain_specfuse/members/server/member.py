@@ -181,8 +181,6 @@ class ServerMember:
 
     def _connected(self) -> Probe:
         """Connect anew, and find out what is served."""
-        if self._client is not None:
-            self._client.retire()
         self._session = self._chat = None
         client = self._client = Client(self.address, self.name)
         try:
@@ -380,26 +378,20 @@ class ServerMember:
 
     def _answer(self, work: Work, job: Any) -> Draft | Scored | Failure:
         """The server makes batches of the jobs that reach it at the same time."""
-        client, session, chat = self._now_connected()
-        try:
-            if chat is not None:
-                return chat._answer(work, job)
-            return session.draft(job) if work == "draft" else session.score(job)
-        finally:
-            client.leave()
+        session, chat = self._now_connected()
+        if chat is not None:
+            return chat._answer(work, job)
+        return session.draft(job) if work == "draft" else session.score(job)
 
     def stream(self, job: DraftJob) -> Iterator[Draft | Failure]:
         """As in :class:`.Member`."""
         try:
-            client, session, chat = self._now_connected()
-            try:
-                yield from (chat or session).stream(job)
-            finally:
-                client.leave()
+            session, chat = self._now_connected()
+            yield from (chat or session).stream(job)
         except Exception as error:
             yield failure_of(error)
 
-    def _now_connected(self) -> tuple[Client, Any, ChatModelMember | None]:
+    def _now_connected(self) -> tuple[Any, ChatModelMember | None]:
         """What this job uses, to its end. If the server was lost, the first job connects again, and
         those that wait for it share its failure."""
         since = time.monotonic()
@@ -415,11 +407,10 @@ class ServerMember:
                 # A copy, because the traceback holds the jobs that have met the error.
                 self._failed = (time.monotonic(), copy(error))
                 raise
-            self._failed, client = None, self._client
-            if client is None:
+            self._failed = None
+            if self._client is None:
                 raise MemberError("it was unloaded meanwhile", member=self.name)
-            client.use()
-            return client, self._session, self._chat
+            return self._session, self._chat
 
     def _is_lost(self) -> bool:
         """Whether this job must connect again: another server may be at the address now, or the
