@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("langchain_specfuse")
 
+AHEAD = 2
+"""A stream is not read while the caller has not taken this many rounds."""
 HINT_S = 1.0
 """How long a refused call is advised to wait for each answer ahead of it. This is a fixed guess,
 because answers differ in length."""
@@ -181,6 +183,9 @@ class Run:
         self._checker = checker
         self._wake_member = wake
         self._look = look
+        self._handed_out = 0
+        """How many rounds have been handed out, and how many of them the caller has taken."""
+        self._taken = 0
         self._looks_at = math.inf
         """When :meth:`expire` will be called if nothing changes."""
         self._over = False
@@ -211,6 +216,21 @@ class Run:
         finally:  # otherwise the other answers would wait for this one
             self._admission.leave(self)
 
+    # --- the caller -------------------------------------------------------------------------------
+
+    def take(self) -> None:
+        """Note that the caller has taken a round."""
+        self._taken += 1
+        if self._handed_out - self._taken == AHEAD - 1:
+            self._waiting.begin_anew()
+            for stream in list(self._streams.values()):
+                stream.go_on()
+
+    def _is_ahead(self) -> bool:
+        """Whether streams should not be read, because the caller has not taken what came last. What
+        arrives meanwhile becomes one chunk."""
+        return self._handed_out - self._taken >= AHEAD
+
     # --- time limits ------------------------------------------------------------------------------
 
     def left_s(self) -> float | None:
@@ -234,7 +254,7 @@ class Run:
 
     def _wait_for(self, waiting: Waiting) -> None:
         self._waiting = waiting
-        left_s = waiting.left_s()
+        left_s = waiting.left_s() if waiting.limits else None
         if left_s is not None and time.monotonic() + left_s < self._looks_at:
             self._look()
 
@@ -254,6 +274,7 @@ class Run:
             while isinstance(item, Round):
                 if item.left:
                     self._forget([departure.member for departure in item.left])
+                self._handed_out += 1
                 self._sink(item)
                 item = next(self._loop)
             if isinstance(item, Ask):
@@ -326,6 +347,7 @@ class Run:
             job,
             deliver,
             partial(self._reopen, name, in_words=in_words),
+            self._is_ahead,
             in_words=in_words,
             is_first=name not in self._led,
         )
@@ -448,6 +470,7 @@ def drive(
                 run.expire()
                 continue
             if not isinstance(item, Look):
+                run.take()
                 return item
 
     look = partial(news.put, Look())
@@ -484,15 +507,20 @@ async def adrive(
 
     async def next_item() -> Round | BaseException | None:
         while True:
+            limit_s = deadline.wait_s(run) if news.empty() else None
             try:
-                async with asyncio.timeout(deadline.wait_s(run) if news.empty() else None):
+                if limit_s is None:
                     item = await news.get()
+                else:
+                    async with asyncio.timeout(limit_s):
+                        item = await news.get()
             except TimeoutError:
                 if news.empty():  # else it was there in time: its reader comes late
                     deadline.check()
                     await asyncio.to_thread(run.expire)  # it may go on with the answer
                 continue
             if not isinstance(item, Look):
+                run.take()
                 return item
 
     run = Run(loop, members, settings, admission, post, checker, wake, partial(post, Look()))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -37,12 +37,14 @@ class LeadStream:
         job: DraftJob,
         deliver: Deliver,
         reopen: Callable[[DraftJob, Deliver], None],
+        is_ahead: Callable[[], bool],
         *,
         in_words: bool,
         is_first: bool = False,
     ) -> None:
         """``deliver`` gets what comes next; after that, :meth:`ask` again. ``reopen`` opens another
-        stream when this one can not go on with a job. ``in_words``: chunks end with complete
+        stream when this one can not go on with a job. While ``is_ahead``, nothing is read.
+        ``in_words``: chunks end with complete
         words. ``is_first``: the member has had no stream in this answer."""
         self.member = member
         self.is_over = False
@@ -50,6 +52,7 @@ class LeadStream:
         self._job = job
         self._deliver: Deliver | None = deliver
         self._reopen = reopen
+        self._is_ahead = is_ahead
         self._in_words = in_words
         self._segments: tuple[Segment, ...] = job.answer
         """The answer of the last job."""
@@ -64,7 +67,7 @@ class LeadStream:
             # Nobody wrote this text; the constraint forces it. A server's guided decoding writes it
             # itself, and only from the beginning.
             self._opening = replace(job, answer=())
-            self._skip = "".join(segment.text for segment in job.answer)
+            self._skip = text_of(job.answer)
         self._held = NOTHING
         """What has arrived and was not delivered."""
         self._since = time.perf_counter()
@@ -81,6 +84,12 @@ class LeadStream:
         with self._news:
             self._news.notify()
 
+    def go_on(self) -> None:
+        """Note that it may not be ahead any more."""
+        with self._news:
+            self.task.last = time.monotonic()  # until now, nobody has waited for it
+            self._news.notify()
+
     def agrees_with(self, job: DraftJob) -> bool:
         """Whether the stream goes on where this job does."""
         known = len(self._segments)
@@ -88,11 +97,11 @@ class LeadStream:
             return False
         if known and (len(job.answer) < known or job.answer[known - 1] is not self._segments[-1]):
             return False
-        return "".join(segment.text for segment in job.answer[known:]).startswith(self._last)
+        return text_of(job.answer[known:]).startswith(self._last)
 
     def ask(self, job: DraftJob, deliver: Deliver) -> None:
         """Deliver what comes next. The stream agrees with the job."""
-        new = "".join(segment.text for segment in job.answer[len(self._segments) :])
+        new = text_of(job.answer[len(self._segments) :])
         with self._news:
             self._skip += new[len(self._last) :]
             self._last = ""
@@ -142,7 +151,7 @@ class LeadStream:
 
     def _wait_until_asked(self) -> None:
         with self._news:
-            while self._deliver is None and not self.is_over:
+            while (self._deliver is None or self._is_ahead()) and not self.is_over:
                 self._news.wait()
         refuse_closed()
 
@@ -202,6 +211,12 @@ class LeadStream:
 
 
 # --- parts of drafts ------------------------------------------------------------------------------
+
+
+def text_of(segments: Sequence[Segment]) -> str:
+    if len(segments) == 1:  # the usual case
+        return segments[0].text
+    return "".join(segment.text for segment in segments)
 
 
 def joined(first: Draft, second: Draft) -> Draft:

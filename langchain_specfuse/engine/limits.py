@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..core.checks import CheckJob, Verdict
@@ -46,6 +46,13 @@ class Waiting:
             is_complete = len(self._replies) == len(self._names)
         if is_complete:
             self._go_on([self._replies[name] for name in self._names])
+
+    def begin_anew(self) -> None:
+        """Start the clocks again: until now, nobody has waited."""
+        now = time.monotonic()
+        for name, limit in self.limits.copy().items():
+            if isinstance(limit, Limit):
+                self.limits[name] = replace(limit, since=now)
 
     def is_open(self, name: Any) -> bool:
         return name not in self._replies
@@ -110,7 +117,7 @@ def of_member(
         message = f"did not answer within member_timeout={seconds:g} s"
         return Limit(seconds, Failure("timeout", message), time.monotonic())
     # Of a model in this process, and of a server that is ours, the end is known.
-    if task is None or not replaceable or getattr(member, "is_owned", False):
+    if not replaceable or task is None or getattr(member, "is_owned", False):
         return None
     if getattr(member, "arrives_whole", False):
         return None

@@ -231,6 +231,22 @@ def test_member_timeout_limits_each_wait_for_a_chunk():
     member.gate.set()
 
 
+@pytest.mark.parametrize("options", [{}, {"member_timeout": 0.2}], ids=["silence", "timeout"])
+def test_a_stream_is_read_no_faster_than_its_caller_reads(short, options):
+    """What arrives meanwhile waits in the connection, and a caller that pauses loses no member."""
+    words = tuple(f" word{number}" for number in range(20))
+    member = Streaming(words, name="a")
+    ensemble, settings = lead(member, Streaming(words, name="b"), **options)
+    rounds = []
+    for round in ensemble.rounds(query(), settings):
+        rounds.append(round)
+        if len(rounds) < 4:
+            time.sleep(0.5)
+            assert member.read <= len(rounds) + 4, "a word is held, and two rounds are ahead"
+    assert text(rounds) == "".join(words)
+    assert not any(round.left for round in rounds)
+
+
 @pytest.mark.parametrize("way", ["sync", "async"])
 def test_a_cancelled_answer_closes_its_stream(way):
     member = Streaming(name="a")
