@@ -600,10 +600,11 @@ def _answering(server: FakeServer) -> type[BaseHTTPRequestHandler]:
                     self._chunk(sent)
 
         def _hang(self) -> None:
+            """Reply nothing until ``go``, and then hang up."""
+            self.close_connection = True
             while not server.go.wait(0.01):
                 if self._is_closed():
                     server.hung_up.append(time.monotonic())
-                    self.close_connection = True
                     return
 
         def _locked(self, events: Iterator[Reply]) -> Iterator[Reply]:
