@@ -319,6 +319,8 @@ def test_the_death_of_its_server_is_known_at_once(
     asking = threading.Thread(target=ask)
     asking.start()
     assert waits.wait(30)
+    if work == "stream":
+        until(lambda: bool(replies))  # what was sent before has been read
     killed = time.monotonic()
     os.kill(starts()[0]["pids"][0], signal.SIGKILL)
     asking.join(30)
