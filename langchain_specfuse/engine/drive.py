@@ -39,7 +39,7 @@ from ..core.values import Ask, DraftJob, Failure, Panelist, Wake
 from ..errors import BusyError, advised, amount
 from .calls import Task, calls_of, waits
 from .leading import LeadStream
-from .limits import SilenceLimit, Waiting, of_checks, of_load, of_member
+from .limits import Limit, SilenceLimit, Waiting, of_checks, of_load, of_member
 from .worker import QueuedJob, forget, forked, refuse_fork, task_of, worker_for
 
 if TYPE_CHECKING:
@@ -245,12 +245,13 @@ class Run:
         """Put an end to what is late: the answer goes on without it."""
         waiting = self._waiting
         for name, limit in waiting.late():
-            stream = self._streams.get(name)
-            if stream is not None:
-                stream.close()
-            if isinstance(limit, SilenceLimit):
-                calls_of(self._members[name]).close(limit.task)
-            waiting.deliver(name, limit.late)
+            waiting.deliver(name, limit.late, partial(self._give_up, name, limit))
+
+    def _give_up(self, name: str, limit: Limit | SilenceLimit) -> None:
+        """End the work that is late. (In a member that leaves, ``_forget`` ends what is left.)"""
+        self._close_stream(name)
+        if isinstance(limit, SilenceLimit):
+            calls_of(self._members[name]).close(limit.task)
 
     def _wait_for(self, waiting: Waiting) -> None:
         self._waiting = waiting
@@ -364,6 +365,8 @@ class Run:
         if isinstance(limit, SilenceLimit):
             self._waiting.limits[name] = replace(limit, task=stream.task)
         begin()
+        if self._over:  # it was cancelled meanwhile
+            self._close_stream(name)
 
     def _close_stream(self, name: str) -> None:
         stream = self._streams.pop(name, None)

@@ -38,12 +38,17 @@ class Waiting:
         self._lock = threading.Lock()
         self.limits: dict[Any, Limit | SilenceLimit] = {}
 
-    def deliver(self, name: Any, reply: Any) -> None:
+    def deliver(
+        self, name: Any, reply: Any, otherwise: Callable[[], object] = lambda: None
+    ) -> None:
+        """Take a reply. If it takes the place of another, ``otherwise`` is called first, to end the
+        work on that."""
         with self._lock:
             if name in self._replies:
                 return
             self._replies[name] = reply
             is_complete = len(self._replies) == len(self._names)
+        otherwise()
         if is_complete:
             self._go_on([self._replies[name] for name in self._names])
 
