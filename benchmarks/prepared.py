@@ -1,7 +1,7 @@
 """A server that writes one prepared answer, whatever it is asked, at a rate of its own.
 
-It speaks as much of vLLM's interface as a ``ServerMember`` uses, and OpenAI's chat completions. All
-its bytes are made in advance and one timer serves all streams, so that it needs little of a core.
+It has the part of vLLM's interface that a ``ServerMember`` uses, and OpenAI's chat completions. All
+bytes are prepared in advance and one timer serves all streams, so it needs little CPU time.
 It takes its settings as one line of JSON on stdin and prints its port. ``stream.py`` starts it.
 """
 
@@ -21,7 +21,7 @@ MODEL = "prepared"
 BEGIN, END = "<|im_start|>", "<|im_end|>"
 LIMIT = 8192
 TICKS_PER_S = 120.0
-"""How often streams are written to, at least."""
+"""At least how often per second it writes to the streams."""
 Reply = Mapping[str, Any]
 
 
@@ -51,7 +51,7 @@ class Prepared:
         return "".join(texts)
 
     def written(self, ids: Sequence[int]) -> int:
-        """How many tokens of the answer this prompt has already."""
+        """How many tokens of the answer this prompt already contains."""
         heads = [at for at, token in enumerate(ids) if token == self.begin]
         return min(max(len(ids) - (heads[-1] + self._head), 0), len(self.answer)) if heads else 0
 

@@ -1,5 +1,5 @@
-"""The way of a question through the package: which files a warm question enters, in this order, and
-how many classes' methods it calls.
+"""The path of a question through the package: which files it enters when its member is loaded, in
+order, and how many classes' methods it calls.
 
 One member in this process is asked twice; the second answer is counted. A figure that grows says
 that a reader must open one more file to follow a question.
@@ -49,7 +49,7 @@ class Route:
 
 
 def route(model: str) -> Route:
-    """The way of the second question to this file."""
+    """The path of the second question to this model."""
     found = Route()
     threading.setprofile(found.note)  # of threads that begin from now on
     sys.setprofile(found.note)

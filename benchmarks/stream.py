@@ -1,7 +1,7 @@
-"""What does a lead's stream cost beside the client that people would use instead?
+"""What does a lead's stream cost, compared with the client that people would use instead?
 
-A server in a process of its own writes one prepared answer to everybody, at 120 tokens/s a stream.
-Two clients in this process read it in turn, never side by side: our chat model, and a reference.
+A server in a process of its own writes one prepared answer to everybody, at 120 tokens/s per stream.
+Two clients in this process read it in turn, never at the same time: our chat model, and a reference.
 ``server``: a ``ServerMember`` beside a plain asyncio client that reads server-sent events.
 ``chat``: a ``ChatOpenAI`` as a member beside the same ``ChatOpenAI`` alone. Both are read with
 ``astream``. If the reference cannot deliver 95% of the server's rate, the server writes slower.
@@ -55,7 +55,7 @@ MOST_CPU_MS = {"server": 200.0}
 MOST_CPU_RATIO = {"chat": 1.5}
 """CPU time over that of the reference."""
 FIRST_TIMES, FIRST_MORE_S = 1.2, 0.005
-"""The time to the first text is at most so many times that of the reference, and this much more."""
+"""The time to the first text: at most so many times that of the reference, plus this much."""
 MOST_AT_ONCE = 256
 
 Ask = Callable[[str], AsyncIterator[str]]
@@ -205,7 +205,7 @@ class Wave:
     first_s: Sequence[float]
     """When the first text of each answer came."""
     requests: float
-    """Requests for tokens, an answer."""
+    """Requests for tokens per answer."""
     other_requests: float
 
 
@@ -240,7 +240,7 @@ async def _read(server: Prepared, ask: Ask, number: int) -> float:
 async def at_width(
     server: Prepared, name: str, at_once: int, pair: Pair, repeats: int, rate: float, enough: float
 ) -> dict[str, Any]:
-    """The figures of one number of answers at once, at the highest rate of which the reference
+    """The figures for one number of answers at once, at the highest rate at which the reference
     delivers enough."""
     for share in RATES:
         server.set_rate(rate * share)
@@ -292,7 +292,7 @@ def figures(
 
 
 def missed(found: dict[str, Any]) -> list[str]:
-    """What was expected of these figures and is not the case."""
+    """The expectations that these figures do not meet."""
     name, reference, ours = found["pair"], found["reference"], found["specfuse"]
     expected = {
         "ratio": found["ratio"] >= RATIO.get(found["at_once"], 0.0),

@@ -108,7 +108,7 @@ def _any_of(parts: Sequence[Sequence[str]]) -> Grammars:
 @lru_cache(maxsize=128)
 def schema_of(body: str) -> str:
     """The schema of a ``json_schema`` as it is enforced: objects that name their properties are
-    closed. Servers whose guided decoding gets it write what the referee accepts."""
+    closed. A server whose guided decoding gets it writes what the referee accepts."""
     return json.dumps(prepared(json.loads(body), "schema", error_of), ensure_ascii=False)
 
 
@@ -187,7 +187,8 @@ class Respacing:
         self._begun: str | None = None if answer else ""
         """The beginning of the text while it may belong to a code fence."""
         self._inside = ""
-        """What puts a reader in the same place inside a string, if the text stops there."""
+        """A quote if the text so far stops inside a string, with a backslash if it stops in an
+        escape."""
         self._owed = self._spaced(answer)[len(answer) :] if self._is_json else ""
         """The space that the last character of the text before demands."""
 

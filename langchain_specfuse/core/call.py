@@ -1,8 +1,8 @@
-"""A piece of work of a member that waits for others (a server, a provider), in a thread of its own.
+"""A piece of work for a member that waits for others (a server, a provider), in its own thread.
 
-Whoever waits for the work has the clock and may close it: what it waits for is interrupted, and
-what arrives later is dropped. The work itself knows no limits. It says when something has arrived,
-and ends when it has been closed.
+Whoever waits for the work enforces the time limits and may close it: what it waits for is
+interrupted, and what arrives later is dropped. The work itself has no limits. It notes when
+something has arrived, and ends when it has been closed.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Call:
         """When something last arrived for it or, before that, when it began. None: it waits for its
         turn."""
         self.has_arrived = False
-        """Whether a part of its reply has arrived: not only the headers, or what a trial before it
-        replied."""
+        """Whether a part of its reply has arrived. Headers do not count, nor does the reply to a
+        trial before it."""
         self._interrupt: Callable[[], None] | None = None
         self._lock = threading.Lock()
 
@@ -76,7 +76,7 @@ def current() -> Call | None:
 
 def note_arrival() -> None:
     """Note that something has arrived for the work of this thread: a token, a part of a tool call,
-    a server's sign that it is still there. Raises if nobody needs the work any more."""
+    a server's keep-alive comment. Raises if nobody needs the work any more."""
     call = current()
     if call is not None:
         call.note_arrival()
@@ -94,7 +94,7 @@ def refuse_closed() -> None:
 
 @contextmanager
 def interrupted_by(interrupt: Callable[[], None]) -> Iterator[None]:
-    """If the work of this thread is closed meanwhile, call ``interrupt`` from another thread."""
+    """If this thread's work is closed meanwhile, another thread calls ``interrupt``."""
     call = current()
     if call is None:
         yield

@@ -70,11 +70,11 @@ class Member(Protocol):
     it is known without loading anything or asking a server; None if the context is not known. The
     chat model's ``profile`` is made from it.
 
-    It may also have a third verb, ``stream(job) -> Iterator[Draft | Failure]``: write from here
-    until told to stop. A lead is asked by it, once for the whole answer (``job.leads``), in a
-    thread of its own. Each draft is what has arrived since the last one, at once, with the cost
-    that came with it, its tokens and where they end (``ends``). A draft may be empty, or have only
-    a ``thought``. The last one is ``ended`` if the member ended its turn; otherwise it has reached
+    It may also have a method ``stream(job) -> Iterator[Draft | Failure]``: write from here until
+    the iterator is closed. A lead is asked once for the whole answer (``job.leads``), in a thread
+    of its own. A draft is what has arrived since the last one, as soon as it arrives, with its
+    cost, its tokens and where they end (``ends``). A draft may be empty, or have only a
+    ``thought``. The last one is ``ended`` if the member ended its turn; otherwise it has reached
     ``max_tokens``. The drafts joined are what ``draft`` would have written without a bound. Closing
     the iterator ends the request; ``core.call`` interrupts one that waits. A member without
     ``stream`` is asked for one ``draft`` after another.
@@ -83,9 +83,9 @@ class Member(Protocol):
     that is true. Each of its jobs then has a thread of its own, and ``draft`` and ``score`` are
     called with one job at a time; an attribute ``max_concurrency`` limits how many are under way.
     ``forget`` is called when no job of the query is under way. If nothing arrives from such a
-    member for a while (``core.call``), and another can take its place, it is given up, unless it
-    has a true ``is_owned`` (a process of ours, whose end is known) or a true ``arrives_whole``
-    (its reply arrives in one piece).
+    member for a while (``core.call``), and another can take its place, it leaves the answer. Two
+    attributes, if true, prevent that: ``is_owned`` (this program owns the member's process, and
+    notices its end) and ``arrives_whole`` (its reply arrives in one piece).
 
     It may also have an attribute ``is_away: bool``, which is true while it cannot work, for example
     because its server is starting again. Answers that begin meanwhile go on without it,

@@ -266,7 +266,7 @@ class DraftJob:
     token."""
     leads: bool = False
     """Whether the writer goes on to the end of the answer, because no vote and no redraft is under
-    way. A member with a method ``stream`` is asked by it then."""
+    way. If the member has a method ``stream``, the job goes to that one."""
     logprobs: bool = False
     """Whether a ``stream`` must report log-probabilities, because the answer shows them. A
     ``draft`` reports them in any case, if the member knows them."""

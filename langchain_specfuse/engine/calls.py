@@ -1,7 +1,7 @@
 """The work of members that wait for others: servers, chat models. Each job has a thread of its own,
-and its reply is delivered as soon as it is there.
+and its reply is delivered as soon as it arrives.
 
-Nothing here knows a time limit: whoever waits for a job closes it (:mod:`.core.call`). A closed job
+There are no time limits here: whoever waits for a job closes it (:mod:`.core.call`). A closed job
 makes room for the next one at once; its thread ends when what it waits for has been interrupted,
 and what it returns is dropped.
 """
@@ -76,8 +76,7 @@ class Calls:
         """``limit``: how many tasks may be under way; None: any number."""
         self._name = name
         self._limit = limit
-        # Re-entrant, because the garbage collector closes the streams that nobody reads any more
-        # in any thread.
+        # Re-entrant, because the garbage collector may close an abandoned stream in any thread.
         self._lock = threading.RLock()
         self._waiting: deque[Task] = deque()
         self._under_way: set[Task] = set()
@@ -93,7 +92,7 @@ class Calls:
         self._begin_waiting()
 
     def close(self, task: Task) -> None:
-        """Nobody needs this work any more."""
+        """End this work: nobody needs it any more."""
         with self._lock:
             if task in self._waiting:
                 self._waiting.remove(task)
@@ -128,7 +127,7 @@ class Calls:
                 self._under_way.add(task)
             try:
                 start(partial(self._run, task), self._name)
-            except RuntimeError as error:  # the system has no room for a thread
+            except RuntimeError as error:  # the system cannot start a thread
                 self._end(task)
                 task.deliver(Failure.of(error))
 

@@ -53,7 +53,7 @@ class Checker:
 
     def ask(self, jobs: Sequence[CheckJob], deliver: Deliver) -> None:
         """Start all checks and return. ``deliver`` gets the number of each job and its verdict,
-        from another thread. Whoever waits for them has the clock."""
+        from another thread. Whoever waits for them enforces the limits."""
         for number, job in enumerate(jobs):
             target = _Target.of(job.check.function, has_loop=self._loop is not None)
             future = self._posted(target, job) if target.is_coroutine else Future()

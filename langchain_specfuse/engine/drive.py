@@ -4,8 +4,8 @@ caller.
 
 The thread that delivers the last reply to an ``Ask`` advances that answer, so its next jobs are
 queued before the worker forms its next batch: answers stay in step. The caller's thread reads a
-queue, and has the clock: if it has waited too long, what is late is replaced by a failure, and the
-answer goes on. Closing the iterator, for any reason, cancels the run, ends its requests and frees
+queue and enforces the time limits: a reply that is late is replaced by a failure, and the answer
+goes on. Closing the iterator, for any reason, cancels the run, ends its requests and frees
 its caches.
 """
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("langchain_specfuse")
 
 AHEAD = 2
-"""A stream is not read while the caller has not taken this many rounds."""
+"""A stream is not read while the caller has this many rounds still to take."""
 HINT_S = 1.0
 """How long a refused call is advised to wait for each answer ahead of it. This is a fixed guess,
 because answers differ in length."""
@@ -173,8 +173,8 @@ class Run:
         wake: WakeMember | None = None,
         look: Callable[[], object] = lambda: None,
     ) -> None:
-        """``look`` is called from any thread when the time limits have changed: whoever waits for
-        the rounds has the clock, and calls :meth:`expire` when :meth:`left_s` is over."""
+        """``look`` is called from any thread when the time limits have changed. Whoever waits for
+        the rounds enforces them: it calls :meth:`expire` when :meth:`left_s` is over."""
         self._loop = loop
         self._members = members
         self._settings = settings
@@ -227,14 +227,14 @@ class Run:
                 stream.go_on()
 
     def _is_ahead(self) -> bool:
-        """Whether streams should not be read, because the caller has not taken what came last. What
-        arrives meanwhile becomes one chunk."""
+        """Whether streams should not be read, because the caller has not taken the last rounds.
+        What arrives meanwhile becomes one chunk."""
         return self._handed_out - self._taken >= AHEAD
 
     # --- time limits ------------------------------------------------------------------------------
 
     def left_s(self) -> float | None:
-        """How long the next reply is still waited for; None: without a limit."""
+        """The time until the next time limit; None if there is none."""
         self._looks_at = math.inf  # first: a limit that is set meanwhile calls `look`
         left_s = self._waiting.left_s()
         if left_s is not None:
@@ -242,7 +242,7 @@ class Run:
         return left_s
 
     def expire(self) -> None:
-        """Put an end to what is late: the answer goes on without it."""
+        """Replace late replies by failures, and close their requests: the answer goes on."""
         waiting = self._waiting
         for name, limit in waiting.late():
             waiting.deliver(name, limit.late, partial(self._give_up, name, limit))
@@ -337,7 +337,7 @@ class Run:
     def _stream(
         self, name: str, job: DraftJob, deliver: Callable[[Any], None], *, in_words: bool
     ) -> tuple[LeadStream, Callable[[], object]]:
-        """The member's stream that goes on with this job, and what asks it to."""
+        """The member's stream that goes on with this job, and a function that asks it for more."""
         stream = self._streams.get(name)
         if stream is not None and stream.agrees_with(job):
             return stream, partial(stream.ask, job, deliver)
@@ -518,7 +518,7 @@ async def adrive(
                     async with asyncio.timeout(limit_s):
                         item = await news.get()
             except TimeoutError:
-                if news.empty():  # else it was there in time: its reader comes late
+                if news.empty():  # otherwise it arrived in time, and its reader is late
                     deadline.check()
                     await asyncio.to_thread(run.expire)  # it may go on with the answer
                 continue

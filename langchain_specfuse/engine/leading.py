@@ -1,7 +1,7 @@
 """The stream of a member that leads: one request for the whole answer.
 
-A thread of its own reads the stream, only as far as the loop asks for more. That thread advances
-the loop; what arrives meanwhile waits in the connection, and the next chunk carries all of it.
+A thread of its own reads the stream, but only as far as the loop asks. That thread advances the
+loop; what arrives meanwhile waits in the connection, and the next chunk contains all of it.
 
 If text may still be refused, or another member may have to go on with it, a chunk ends with a
 complete word: the rest is held until the next one arrives.
@@ -43,9 +43,9 @@ class LeadStream:
         is_first: bool = False,
     ) -> None:
         """``deliver`` gets what comes next; after that, :meth:`ask` again. ``reopen`` opens another
-        stream when this one can not go on with a job. While ``is_ahead``, nothing is read.
-        ``in_words``: chunks end with complete
-        words. ``is_first``: the member has had no stream in this answer."""
+        stream when this one cannot go on with a job. While ``is_ahead``, nothing is read.
+        ``in_words``: chunks end with complete words. ``is_first``: the member has had no stream in
+        this answer."""
         self.member = member
         self.is_over = False
         """Whether it has ended; what it has not delivered is lost."""
@@ -245,8 +245,8 @@ def joined(first: Draft, second: Draft) -> Draft:
 
 def in_complete_words(draft: Draft) -> tuple[Draft, Draft] | None:
     """The draft up to the end of its last complete word, with all of its cost, and the rest. None
-    if no word is complete. If the writer does not say where its tokens end, they are only a count
-    of words, of which the last has begun in the rest."""
+    if no word is complete. If the writer does not say where its tokens end, they only count words,
+    and the last one belongs to the rest, if there is a rest."""
     text = draft.text
     if draft.ends is None:
         size = next((at for at in range(len(text), 0, -1) if is_safe(text, at)), 0)

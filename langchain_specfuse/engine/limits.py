@@ -1,7 +1,7 @@
 """How long an answer waits: for members, for checks, and for a member that is being loaded.
 
-The side that waits has the clock. Its limits are set here, and looked at by the caller's own wait
-for the next round (``engine.drive``). The side that works knows none.
+The side that waits enforces the time limits. They are set here, and the caller checks them while it
+waits for the next round (``engine.drive``). The side that works knows none.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ LOADS_S = 600.0
 
 
 class Waiting:
-    """What an answer waits for: the replies to one question of its loop, which arrive on several
-    threads, and how long each is waited for. A reply that comes too late is dropped."""
+    """What an answer waits for: the replies to one ``Ask`` of its loop, which arrive on several
+    threads, and the time limit of each. A reply that comes too late is dropped."""
 
     def __init__(
         self, names: Sequence[Any], go_on: Callable[[list[Any]], None] = lambda replies: None
@@ -68,7 +68,7 @@ class Waiting:
         return max(min(ends) - time.monotonic(), 0.0) if ends else None
 
     def late(self) -> list[tuple[Any, Limit | SilenceLimit]]:
-        """Whose time is over."""
+        """The names whose time is over, with their limits."""
         now = time.monotonic()
         limits = self.limits.copy().items()
         return [
@@ -78,7 +78,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """How long a reply is waited for."""
+    """How long an answer waits for a reply."""
 
     seconds: float
     late: Any
@@ -92,12 +92,12 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class SilenceLimit:
-    """How long nothing may arrive for a piece of work."""
+    """How long an answer waits if nothing arrives for a piece of work."""
 
     task: Task
     seconds: float
     first_s: float
-    """How long the first part of its reply is waited for."""
+    """How long it waits for the first part of the reply."""
 
     @property
     def late(self) -> Failure:
@@ -115,13 +115,13 @@ class SilenceLimit:
 def of_member(
     member: Any, settings: Settings, task: Task | None, *, replaceable: bool
 ) -> Limit | SilenceLimit | None:
-    """How long this member's reply is waited for. ``task``: its work, if it waits for others.
+    """How long an answer waits for this member. ``task``: its work, if it waits for others.
     ``replaceable``: another member could take over."""
     seconds = settings.member_timeout
     if seconds is not None:
         message = f"did not answer within member_timeout={seconds:g} s"
         return Limit(seconds, Failure("timeout", message), time.monotonic())
-    # Of a model in this process, and of a server that is ours, the end is known.
+    # If a model in this process or a server of ours ends, that is noticed at once.
     if not replaceable or task is None or getattr(member, "is_owned", False):
         return None
     if getattr(member, "arrives_whole", False):

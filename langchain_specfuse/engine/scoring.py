@@ -90,7 +90,7 @@ class Scorers:
 
 
 def _left_s(runs: Sequence[Run]) -> float | None:
-    """How long to wait for replies. The members have their time limits from the beginning on."""
+    """How long to wait for replies: until the next time limit of a member."""
     limits = [run.left_s() for run in runs]
     return min((limit for limit in limits if limit is not None), default=None)
 

@@ -6,10 +6,9 @@ fill: the jobs that arrive while one batch runs form the next. The member decide
 batch go into one forward pass. Between batches, long prompts are read in chunks
 (:class:`PrefillQueue`).
 
-A worker knows no time limits: whoever waits for a reply has the clock (``engine.drive``), and a
-reply that comes too late is dropped there. Replies are checked here, once (:mod:`.core.replies`),
-and delivered from the worker's thread. Members that wait for others have no worker
-(``engine.calls``).
+A worker knows no time limits: whoever waits for a reply enforces them (``engine.drive``), and drops
+a reply that comes too late. Replies are checked here, once (:mod:`.core.replies`), and delivered
+from the worker's thread. Members that wait for others have no worker (``engine.calls``).
 """
 
 from __future__ import annotations

@@ -130,8 +130,7 @@ class RayMember:
         return self._probe
 
     def start_loading(self) -> Any:
-        """Start the actor, which is returned, and do not wait: several members load at the same
-        time."""
+        """Start the actor and return it without waiting: several members load at the same time."""
         with _STARTING:
             if self._actor is None or not _ray().is_initialized():
                 self._actor, self._is_up = self._started(), False
@@ -192,7 +191,7 @@ class RayMember:
                 ray.cancel(parts)
 
     def _tried(self, method: str, ask: Callable[[Any], Any]) -> Any:
-        """What the actor is asked for. If its process dies, Ray starts another one, which is asked
+        """What the actor replies. If its process dies, Ray starts another one, which is asked
         again."""
         ray, reason = _ray(), ""
         for _ in range(ATTEMPTS):

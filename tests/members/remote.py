@@ -38,7 +38,7 @@ class Remote:
         raise NotImplementedError
 
     def recover(self) -> None:
-        """Let replies that begin from now on not hang."""
+        """Do not hang in replies that begin from now on."""
         raise NotImplementedError
 
     def go_on(self) -> None:

@@ -1,4 +1,4 @@
-"""A scripted member that has the third verb, ``stream``."""
+"""A scripted member that has a method ``stream``."""
 
 from __future__ import annotations
 

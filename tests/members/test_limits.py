@@ -55,8 +55,8 @@ def exits_of(message: Any) -> list[tuple[str, str]]:
 def test_a_lead_that_falls_silent_is_replaced_in_mid_sentence(
     remote: Remote, short: None, at: int, limit_s: float, way: str
 ) -> None:
-    """After one token no word may be complete, so that nothing was shown: it has arrived, all the
-    same."""
+    """After one token, perhaps no word is complete and nothing was shown, but the token has
+    arrived."""
     whole = remote.llm.invoke("Why?").text
     llm = with_reserves(remote.member, whole=whole)
     remote.hang(at)
@@ -70,8 +70,8 @@ def test_a_lead_that_falls_silent_is_replaced_in_mid_sentence(
 
 
 def test_the_first_token_of_a_reserve_may_take_longer(remote: Remote, short: None) -> None:
-    """Neither the headers of its reply are a token, nor what a chat model replies in the trial that
-    it makes before it continues."""
+    """The headers of its reply are not a token, and neither is a chat model's reply to the trial
+    before it continues."""
     remote.slow_down(0.0, (SILENCE_S + FIRST_S) / 2)
     lead = ScriptedMember(STORY, name="a", fails_in=2)
     message = with_reserves(lead, remote.member, whole=STORY).invoke("Why?")

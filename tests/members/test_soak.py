@@ -31,9 +31,9 @@ ANSWERS, FIRST = 600, 100
 AT_ONCE = 12
 """How many answers are under way at once, in threads and in an event loop each."""
 LONGEST_S = 20.0
-"""An answer that takes longer hangs: its members' failures take a second each."""
+"""An answer that takes longer is said to hang: the failure of a member takes a second."""
 LEFT = 30
-"""So many objects more than after the first answers are no leak: members may be paused."""
+"""This many more objects than after the first answers are no leak: members may be paused."""
 Outcome = str
 
 

@@ -200,7 +200,7 @@ class ChatModelMember:
     is_hosted = True
     """Whether what it reads and writes is part of an answer's cost."""
     waits = True
-    """Its work is done elsewhere: it is asked for each answer in a thread of its own."""
+    """Its work is done elsewhere, so each of its jobs has a thread of its own."""
 
     @property
     def arrives_whole(self) -> bool:
@@ -304,8 +304,8 @@ class ChatModelMember:
     def _written(
         self, job: DraftJob, others: list[Effort], size: int | None = None
     ) -> Iterator[Draft | Failure]:
-        """What the model writes, as it arrives; with a ``size``, one draft of about so many words.
-        ``others`` as for :meth:`_stream_for`."""
+        """What the model writes, as it arrives; with a ``size``, one draft of about that many
+        words. ``others`` as for :meth:`_stream_for`."""
         answer = _text_of(job.answer)
         stream = self._stream_for(job, answer, others)
         place = len(answer)

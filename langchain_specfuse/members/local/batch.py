@@ -431,7 +431,7 @@ class OpenJob:
         assert isinstance(self.job, DraftJob)
         job, prompts = self.job, self.loaded.prompts
         if job.leads and self._is_first:
-            job = replace(job, segment_tokens=1)  # who waits for the answer sees its first word
+            job = replace(job, segment_tokens=1)  # so that its first word is shown at once
         penalty = job.sampling.repetition_penalty or self.loaded.repetition_penalty
         room = job.max_tokens
         if self._limit is not None:

@@ -1,4 +1,4 @@
-"""What has arrived of an answer that a server streams, and the drafts that it makes.
+"""What has arrived of an answer that a server streams, and the drafts made from it.
 
 The text is the server's own, so no token is decoded here. Tokens whose text is still held back
 (the first bytes of a character, the beginning of a text that ends the turn) wait for it.
@@ -100,7 +100,7 @@ class Arrived:
         """The draft of the text until here and of this many tokens."""
         text, effort = self._text[:at], Effort(read=count, prompt=self._prompt)
         spaced = text
-        if self._constraint is not None:  # as a line break could end the answer too early
+        if self._constraint is not None:  # a line break could end the answer too early
             spaced = respaced(self._constraint, self._written, text)
             self._written += spaced
         if spaced == text and self._is_known:

@@ -38,7 +38,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 CONNECT_S = 5.0
 JSON = {"content-type": "application/json"}
 EVENT = b"\n\n"
-"""What ends an event of a stream. It is in no other part of a response."""
+"""What ends an event of a stream. It occurs nowhere else in a response."""
 
 _THREAD = threading.local()
 
@@ -109,8 +109,8 @@ class _Reading(threading.local):
     """What this thread waits for."""
 
     deadline = math.inf
-    """When the request is late. A stream that has begun never is: whoever waits for it has the
-    clock."""
+    """When the request is late. A stream that has begun has no limit here: whoever waits for it
+    enforces the limits."""
     events = 0
     """How many ends of events have arrived and are not yet read."""
 
@@ -305,8 +305,8 @@ class Client:
         return self._client.send(request, stream=True)
 
     def _events(self, response: httpx2.Response, path: str) -> Iterator[list[Any]]:
-        """The data of the events, in lists of those that have arrived together: until the next
-        read, as many events follow as their ends have arrived."""
+        """The data of the events, in lists of those that have arrived together. A list is complete
+        when it has an event for each end of an event that the last read received."""
         now, rest = self._now, b""
         events: list[Any] = []
         chunks = response.iter_bytes()

@@ -58,8 +58,8 @@ class Piece:
 
     text: str = ""
     tokens: Sequence[int] | None = ()
-    """Those whose text this is, without the one that ended the turn. Those of an incomplete
-    character come before it, without text. None: the engine does not report them all."""
+    """The tokens of this text, without the one that ended the turn. Those of an incomplete
+    character come in earlier pieces, without text. None: the engine does not report them all."""
     logprobs: Sequence[float] | None = None
     """As in :class:`Drawn`."""
     finish: str = ""
@@ -139,8 +139,8 @@ class Dialect(TokenizingEngine):
     # --- checks of replies ------------------------------------------------------------------------
 
     def check_finished(self, reason: Any) -> None:
-        """Raise if this is no reason for which an engine ends a whole reply. Only this field shows
-        that it was stopped: the rest looks complete."""
+        """Raise unless this is a reason for which an engine ends a complete reply. Only this field
+        shows that a reply was stopped: the rest looks complete."""
         if reason not in ("stop", "length"):
             raise MemberError(f"{self.model} broke off ({reason})", member=self.model)
 

@@ -97,7 +97,7 @@ class VllmMember(ServerMember):
     """
 
     is_owned = True
-    """The end of its server is known from its process, so no silence means that it hangs."""
+    """The end of its process is noticed at once, so it is not late if nothing arrives."""
 
     @checked(elsewhere=_ELSEWHERE)
     def __init__(

@@ -130,7 +130,7 @@ def test_a_stream_that_waits_is_interrupted(server: FakeServer, served: ServerMe
 
 
 def test_nothing_limits_a_pause_within_a_stream(server: FakeServer, hasty: ServerMember) -> None:
-    """Whoever waits for it has the clock."""
+    """Whoever waits for it enforces the limits."""
     server.pace = lambda number: time.sleep(1.5) if number == 2 else None
     _, failure = parts(hasty, leading())
     assert failure is None
