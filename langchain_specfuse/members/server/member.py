@@ -72,10 +72,10 @@ class ServerMember:
       is). An address must not hold a key.
     - ``verify`` may name a file with the certificate authorities to trust.
     - ``timeout`` limits one HTTP request with its retries (with a server that only chats: each
-      attempt). It should be shorter than ``member_timeout``. For a lead, which writes a whole
-      answer in one request, it limits the time to connect and, on vLLM, the time until the reply
-      begins. (On llama-server, the reply begins when the prompt has been read, which may have to
-      wait for other answers.)
+      attempt). It should be shorter than ``member_timeout``. A lead writes a whole answer in one
+      request. On vLLM, ``timeout`` then limits the time until the reply begins. On llama-server,
+      it does not: the reply begins only when the prompt has been read, which may have to wait for
+      other answers.
     - ``max_concurrency`` limits how many requests are sent at once. Without it, the server alone
       decides how many it works on.
     - ``system_prompt``, ``chat_template`` and ``chat_template_kwargs`` are as those of
