@@ -212,11 +212,6 @@ def _listed(repository: str, revision: str | None = None) -> list[str]:
 def _chosen(hub: HubName, names: Sequence[str]) -> list[str]:
     """The files of this repository that the name means."""
     chosen = files_for(names, hub.wanted)
-    missing = _missing_parts(chosen)
-    if missing:
-        part = f"{missing} of the files of the split model {chosen[0]}"
-        lacking = MemberError(f"{hub.repository} lacks {part}", kind="not_found")
-        raise advised(lacking, "name another quantisation, or another repository")
     if chosen:
         return chosen
     models = sorted(name for name in names if _is_gguf(name) and _is_model(name))
@@ -227,14 +222,6 @@ def _chosen(hub: HubName, names: Sequence[str]) -> list[str]:
     what = "file" if _is_gguf(hub.wanted) else "quantisation"
     unknown = MemberError(f"{hub.repository} has no {what} {hub.wanted!r}", kind="not_found")
     raise advised(unknown, f"it has {', '.join(models)}")
-
-
-def _missing_parts(parts: Sequence[str]) -> int:
-    """How many parts of a split model are not among these files."""
-    known = [part for part in map(_PART.fullmatch, parts) if part]
-    numbers = {int(part["number"]) for part in known}
-    count = max((int(part["count"]) for part in known), default=0)
-    return len(set(range(1, count + 1)) - numbers)
 
 
 def has_only_gguf(repository: str, revision: str | None = None) -> bool:
@@ -291,7 +278,9 @@ def cached(name: str) -> Path | None:
         return None
     there = [path.relative_to(snapshot).as_posix() for path in found]
     parts = files_for(there, hub.wanted)
-    return snapshot / parts[0] if parts and not _missing_parts(parts) else None
+    part = _PART.fullmatch(parts[0]) if parts else None
+    count = int(part["count"]) if part else 1
+    return snapshot / parts[0] if len(parts) == count else None
 
 
 def cached_file(repository: str, name: str, revision: str | None = None) -> Path | None:

@@ -94,21 +94,6 @@ def test_all_parts_of_a_split_model_are_fetched_and_the_first_one_is_loaded(serv
             parts = [path.with_name(name.rpartition("/")[2]) for name in SPLIT]
             assert [part.read_bytes() for part in parts] == list(SPLIT.values())
             assert path.name == "B-Q2_K-00001-of-00003.gguf"
-    served.add("me/Cut-GGUF", dict(list(SPLIT.items())[:2]))
-    assert "lacks 1 of the files" in str(refused("hf:me/Cut-GGUF")[0])
-
-
-@pytest.mark.parametrize(
-    "names",
-    [
-        ["a-00001-of-00003.gguf", "a-00003-of-00003.gguf", "a-00004-of-00003.gguf"],
-        ["a-00002-of-00002.gguf", "a-00003-of-00002.gguf"],
-    ],
-)
-def test_parts_with_wrong_numbers_do_not_make_a_model_whole(served, names):
-    served.add("me/Wrong-GGUF", dict.fromkeys(names, Q4))
-    assert "lacks 1 of the files" in str(refused("hf:me/Wrong-GGUF")[0])
-    assert served.downloads() == []
 
 
 def test_parts_are_recognised_in_capital_letters(served):
