@@ -34,7 +34,7 @@ MEASURES = (
     "engine",
     "members/server",
     "members/text/words.py",
-    "members/threads.py",
+    "core/call.py",
     "chat",
 )
 """The parts of the package that decide these figures."""
