@@ -87,6 +87,9 @@ class Member(Protocol):
     attributes, if true, prevent that: ``is_owned`` (this program owns the member's process, and
     notices its end) and ``arrives_whole`` (its reply arrives in one piece).
 
+    A member whose ``stream`` writes the text that a constraint forces itself, because guided
+    decoding begins with the answer, has a true ``guides``. Its stream begins before that text.
+
     It may also have an attribute ``is_away: bool``, which is true while it cannot work, for example
     because its server is starting again. Answers that begin meanwhile go on without it,
     if others can write.

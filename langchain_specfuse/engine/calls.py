@@ -54,6 +54,8 @@ class Task(Call):
         self.query_id = query_id
         self.is_exclusive = is_exclusive
         self.has_begun = False
+        self.is_paused = False
+        """Whether it waits for its own caller. It takes no room then."""
 
     def run(self) -> None:
         try:
@@ -102,11 +104,17 @@ class Calls:
         task.close()
         self._begin_waiting()
 
+    def pause(self, task: Task) -> None:
+        """Note that this work waits for its own caller: others may begin meanwhile."""
+        task.is_paused = True
+        self._begin_waiting()
+
     def forget(self, query_id: str, act: Callable[[], object]) -> None:
         """Close all work for this query, and call ``act`` when it has ended."""
         with self._lock:
             tasks = [task for task in self._tasks() if task.query_id == query_id]
             under_way = [task for task in tasks if task.has_begun]
+            self._waiting = deque(task for task in self._waiting if task not in tasks)
             if under_way:
                 self._forgets[query_id] = act
         for task in tasks:
@@ -120,9 +128,10 @@ class Calls:
     def _begin_waiting(self) -> None:
         while True:
             with self._lock:
-                if not self._waiting or not self._has_room(self._waiting[0]):
+                task = self._next()
+                if task is None:
                     return
-                task = self._waiting.popleft()
+                self._waiting.remove(task)
                 task.has_begun = True
                 self._under_way.add(task)
             try:
@@ -131,13 +140,21 @@ class Calls:
                 self._end(task)
                 task.deliver(Failure.of(error))
 
-    def _has_room(self, task: Task) -> bool:
-        if any(other.is_exclusive for other in self._under_way):
-            return False
-        if task.is_exclusive:
-            return not self._under_way
+    def _next(self) -> Task | None:
+        """The task that may begin now: the first one, unless that waits for paused work."""
+        if any(task.is_exclusive for task in self._under_way):
+            return None
+        paused = sum(task.is_paused for task in self._under_way)
         limit = self._limit()
-        return limit is None or len(self._under_way) < limit
+        for task in self._waiting:
+            if not task.is_exclusive:
+                has_room = limit is None or len(self._under_way) - paused < limit
+                return task if has_room else None
+            if not self._under_way:
+                return task
+            if not paused:
+                return None
+        return None
 
     def _run(self, task: Task) -> None:
         task.run()
@@ -165,7 +182,7 @@ def _limit_of(member: Any) -> Callable[[], int | None]:
 
 
 _CALLS: weakref.WeakKeyDictionary[Any, Calls] = weakref.WeakKeyDictionary()
-_OPENING = threading.Lock()
+_OPENING = threading.RLock()
 
 
 def calls_of(member: Any) -> Calls:

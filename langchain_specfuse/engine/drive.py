@@ -35,7 +35,7 @@ from ..core.member import Member
 from ..core.options import Settings
 from ..core.round import Round
 from ..core.rounds import Loop
-from ..core.values import Ask, DraftJob, Failure, Panelist, Wake
+from ..core.values import Ask, DraftJob, Effort, Failure, Panelist, Wake
 from ..errors import BusyError, advised, amount
 from .calls import Task, calls_of, waits
 from .leading import LeadStream
@@ -186,6 +186,10 @@ class Run:
         self._handed_out = 0
         """How many rounds have been handed out, and how many of them the caller has taken."""
         self._taken = 0
+        self._ahead_since: float | None = None
+        """Since when the caller has not taken what came last."""
+        self.held_s = 0.0
+        """How long streams were not read for that reason."""
         self._looks_at = math.inf
         """When :meth:`expire` will be called if nothing changes."""
         self._over = False
@@ -222,6 +226,9 @@ class Run:
         """Note that the caller has taken a round."""
         self._taken += 1
         if self._handed_out - self._taken == AHEAD - 1:
+            if self._ahead_since is not None:
+                self.held_s += time.monotonic() - self._ahead_since
+                self._ahead_since = None
             self._waiting.begin_anew()
             for stream in list(self._streams.values()):
                 stream.go_on()
@@ -276,6 +283,8 @@ class Run:
                 if item.left:
                     self._forget([departure.member for departure in item.left])
                 self._handed_out += 1
+                if self._handed_out - self._taken == AHEAD:
+                    self._ahead_since = time.monotonic()
                 self._sink(item)
                 item = next(self._loop)
             if isinstance(item, Ask):
@@ -335,7 +344,13 @@ class Run:
         return not self._over and waiting.is_open(name)
 
     def _stream(
-        self, name: str, job: DraftJob, deliver: Callable[[Any], None], *, in_words: bool
+        self,
+        name: str,
+        job: DraftJob,
+        deliver: Callable[[Any], None],
+        *,
+        in_words: bool,
+        spent: Effort | None = None,
     ) -> tuple[LeadStream, Callable[[], object]]:
         """The member's stream that goes on with this job, and a function that asks it for more."""
         stream = self._streams.get(name)
@@ -351,16 +366,24 @@ class Run:
             self._is_ahead,
             in_words=in_words,
             is_first=name not in self._led,
+            spent=spent,
         )
         self._led.add(name)
         self._streams[name] = stream
         return stream, stream.open
 
     def _reopen(
-        self, name: str, job: DraftJob, deliver: Callable[[Any], None], *, in_words: bool
+        self,
+        name: str,
+        job: DraftJob,
+        deliver: Callable[[Any], None],
+        spent: Effort,
+        *,
+        in_words: bool,
     ) -> None:
-        """Go on with another stream, because this one has ended before the answer."""
-        stream, begin = self._stream(name, job, deliver, in_words=in_words)
+        """Go on with another stream, because this one has ended before the answer. ``spent``: what
+        it has cost and not reported."""
+        stream, begin = self._stream(name, job, deliver, in_words=in_words, spent=spent)
         limit = self._waiting.limits.get(name)
         if isinstance(limit, SilenceLimit):
             self._waiting.limits[name] = replace(limit, task=stream.task)
@@ -439,13 +462,13 @@ class _Deadline:
 
     def wait_s(self, run: Run) -> float | None:
         """How long to wait for the next round: until this time limit, or that of a reply."""
-        limits = [self._end - time.monotonic(), run.left_s()]
+        limits = [self._end + run.held_s - time.monotonic(), run.left_s()]
         left_s = min(limit for limit in limits if limit is not None)
         return None if left_s == math.inf else max(left_s, 0.0)
 
-    def check(self) -> None:
+    def check(self, run: Run) -> None:
         """Raise if the time is over."""
-        if time.monotonic() >= self._end:
+        if time.monotonic() >= self._end + run.held_s:
             assert self._timeout is not None
             raise AnswerLate(self._timeout, self.agreed)
 
@@ -469,7 +492,7 @@ def drive(
             try:
                 item = news.get(timeout=deadline.wait_s(run))
             except queue.Empty:
-                deadline.check()
+                deadline.check(run)
                 run.expire()
                 continue
             if not isinstance(item, Look):
@@ -519,7 +542,7 @@ async def adrive(
                         item = await news.get()
             except TimeoutError:
                 if news.empty():  # otherwise it arrived in time, and its reader is late
-                    deadline.check()
+                    deadline.check(run)
                     await asyncio.to_thread(run.expire)  # it may go on with the answer
                 continue
             if not isinstance(item, Look):

@@ -225,7 +225,7 @@ class Ensemble:
         if name is None:
             self._is_early = self._is_early and self._loading is not None
             return
-        self._loading = Task(partial(self._load, name), lambda _: None)
+        self._loading = Task(partial(self._load, name), partial(self._note_load, name))
         self._loads_since = time.monotonic()
         LOADS.begin(self._loading)
 
@@ -248,6 +248,15 @@ class Ensemble:
         with self._lock:
             self._under_way.discard(name)
             self._loading = None
+        self._settle()
+
+    def _note_load(self, name: str, failure: Failure | None) -> None:
+        """The load has ended, or no thread could be started for it."""
+        if failure is None:
+            return
+        with self._lock:
+            self._loading = None
+        self._note_failure(name, MemberError(failure.message, member=name))
         self._settle()
 
     def _load_early(self) -> None:

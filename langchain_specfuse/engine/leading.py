@@ -19,7 +19,7 @@ from typing import Any
 from ..core.answer import is_safe, kept_tokens
 from ..core.call import failure_of, note_arrival, refuse_closed
 from ..core.replies import checked_reply
-from ..core.values import Draft, DraftJob, Reply, Segment
+from ..core.values import Draft, DraftJob, Effort, Failure, Reply, Segment
 from .calls import Task, calls_of
 
 LONGEST_WORD = 200
@@ -36,11 +36,12 @@ class LeadStream:
         member: Any,
         job: DraftJob,
         deliver: Deliver,
-        reopen: Callable[[DraftJob, Deliver], None],
+        reopen: Callable[[DraftJob, Deliver, Effort], None],
         is_ahead: Callable[[], bool],
         *,
         in_words: bool,
         is_first: bool = False,
+        spent: Effort | None = None,
     ) -> None:
         """``deliver`` gets what comes next; after that, :meth:`ask` again. ``reopen`` opens another
         stream when this one cannot go on with a job. While ``is_ahead``, nothing is read.
@@ -63,16 +64,17 @@ class LeadStream:
         """Text of the answer that the stream is still going to repeat, because the constraint
         forces it."""
         self._opening = job
-        if is_first and not any(segment.tokens for segment in job.answer):
+        guides = is_first and getattr(member, "guides", False)
+        if guides and not any(segment.tokens for segment in job.answer):
             # Nobody wrote this text; the constraint forces it. A server's guided decoding writes it
             # itself, and only from the beginning.
             self._opening = replace(job, answer=())
             self._skip = text_of(job.answer)
-        self._held = NOTHING
+        self._held = NOTHING if not spent else replace(NOTHING, effort=spent)
         """What has arrived and was not delivered."""
         self._since = time.perf_counter()
         self._news = threading.Condition()
-        self.task = Task(self._read, lambda _: None, job.query.id)
+        self.task = Task(self._read, self._note_end, job.query.id)
 
     def open(self) -> None:
         calls_of(self.member).begin(self.task)
@@ -87,7 +89,8 @@ class LeadStream:
     def go_on(self) -> None:
         """Note that it may not be ahead any more."""
         with self._news:
-            self.task.last = time.monotonic()  # until now, nobody has waited for it
+            if self.task.last is not None:
+                self.task.last = time.monotonic()  # until now, nobody has waited for it
             self._news.notify()
 
     def agrees_with(self, job: DraftJob) -> bool:
@@ -110,6 +113,11 @@ class LeadStream:
             self._since = time.perf_counter()
             self._deliver = deliver
             self._news.notify()
+
+    def _note_end(self, failure: Failure | None) -> None:
+        """Its thread has ended, or could not be started."""
+        if failure is not None:
+            self._end(failure)
 
     # --- the thread that reads --------------------------------------------------------------------
 
@@ -150,10 +158,16 @@ class LeadStream:
             yield reply
 
     def _wait_until_asked(self) -> None:
-        with self._news:
-            while (self._deliver is None or self._is_ahead()) and not self.is_over:
-                self._news.wait()
+        if self._must_wait():
+            calls_of(self.member).pause(self.task)
+            with self._news:
+                while self._must_wait():
+                    self._news.wait()
+            self.task.is_paused = False
         refuse_closed()
+
+    def _must_wait(self) -> bool:
+        return (self._deliver is None or self._is_ahead()) and not self.is_over
 
     def _agree_with_forced(self) -> bool:
         """Drop what repeats the text that the constraint forces. False if the stream differs."""
@@ -198,6 +212,8 @@ class LeadStream:
 
     def _end(self, reply: Reply) -> None:
         self.is_over = True
+        if isinstance(reply, Failure):
+            reply = replace(reply, effort=reply.effort + self._held.effort)
         self._send(reply)
 
     def _begin_anew(self) -> None:
@@ -207,7 +223,7 @@ class LeadStream:
         with self._news:
             deliver, self._deliver = self._deliver, None
         if deliver is not None and not self.task.is_closed:
-            self._reopen(self._job, deliver)
+            self._reopen(self._job, deliver, self._held.effort)
 
 
 # --- parts of drafts ------------------------------------------------------------------------------
@@ -227,6 +243,9 @@ def joined(first: Draft, second: Draft) -> Draft:
     ends = None
     if first.ends is not None and second.ends is not None:
         ends = (*first.ends, *(size + end for end in second.ends))
+    tokens: tuple[int, ...] = (*first.tokens, *second.tokens)
+    if is_unknown(first) or is_unknown(second):
+        tokens = ()  # those of a part do not spell the text
     logprobs = None
     if second.logprobs is not None and (first.logprobs is not None or not first.tokens):
         logprobs = (*(first.logprobs or ()), *second.logprobs)
@@ -234,13 +253,18 @@ def joined(first: Draft, second: Draft) -> Draft:
     return Draft(
         first.text + second.text,
         second.ended,
-        (*first.tokens, *second.tokens),
-        logprobs,
+        tokens,
+        logprobs if tokens else None,
         first.effort + second.effort,
         ends,
         first.thought + second.thought,
         min(leasts, default=None),
     )
+
+
+def is_unknown(draft: Draft) -> bool:
+    """Whether the tokens of its text are not known, not even how many they are."""
+    return bool(draft.text) and not draft.tokens and draft.ends is None
 
 
 def in_complete_words(draft: Draft) -> tuple[Draft, Draft] | None:
@@ -278,6 +302,8 @@ def without_beginning(draft: Draft, size: int) -> Draft:
     """The draft without its first characters, and without the tokens that lie in them."""
     ends = draft.ends or ()
     count = sum(end <= size for end in ends)
+    if draft.ends is not None and size not in (0, *ends):  # it divides a token
+        return replace(draft, text=draft.text[size:], tokens=(), logprobs=None, ends=None)
     return replace(
         draft,
         text=draft.text[size:],

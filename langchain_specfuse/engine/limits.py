@@ -104,9 +104,13 @@ class SilenceLimit:
         return Failure("timeout", f"no token for {self._now_s():g} s")
 
     def end(self) -> float:
+        now = time.monotonic()
         if self.task.last is None:  # it waits for its turn: look again later
-            return time.monotonic() + self.seconds
-        return self.task.last + self._now_s()
+            return now + self.seconds
+        end = self.task.last + self._now_s()
+        if not self.task.has_arrived and end > now:  # once something arrives, less is left
+            return min(end, now + self.seconds)
+        return end
 
     def _now_s(self) -> float:
         return self.seconds if self.task.has_arrived else self.first_s

@@ -13,10 +13,11 @@ import pytest
 from langchain_specfuse.core.call import note_arrival
 from langchain_specfuse.core.checks import Check
 from langchain_specfuse.core.options import Settings
-from langchain_specfuse.core.values import Draft, Failure
-from langchain_specfuse.engine import Ensemble, limits
+from langchain_specfuse.core.values import Draft, Effort, Failure
+from langchain_specfuse.engine import Ensemble, calls, limits
 from langchain_specfuse.engine.checker import Checker
 from langchain_specfuse.engine.leading import in_complete_words, joined, without_beginning
+from langchain_specfuse.engine.worker import call
 from langchain_specfuse.errors import EnsembleError
 from langchain_specfuse.members.scripted import ScriptedMember
 
@@ -266,25 +267,16 @@ def test_a_cancelled_answer_closes_its_stream(way):
     assert member.read <= len(TOKENS)
 
 
-def test_answers_share_a_member_and_max_concurrency_limits_its_streams():
+def test_answers_share_a_member_that_allows_only_two_at_a_time():
     member = Streaming(name="a")
     member.max_concurrency = 2
-    most = []
-    whole = member.stream
-
-    def counted(job):
-        for draft in whole(job):
-            most.append(member.open)
-            yield draft
-
-    member.stream = counted
     ensemble = Ensemble([member])
 
     async def crowd():
         return await asyncio.gather(*(collected(ensemble, query(), Settings()) for _ in range(12)))
 
     assert [text(rounds) for rounds in asyncio.run(crowd())] == [TEXT] * 12
-    assert max(most) <= 2
+    assert until(lambda: not member.open)
 
 
 # --- parts of drafts ------------------------------------------------------------------------------
@@ -316,4 +308,95 @@ def test_drafts_are_joined_split_and_cut_with_their_tokens():
     )
     assert in_complete_words(Draft("The", tokens=(1,), ends=(3,))) is None
     assert without_beginning(whole, 4).text == "sky is"
-    assert without_beginning(whole, 4).tokens == (2, 3)
+    assert without_beginning(whole, 3).tokens == (2, 3)
+
+
+# --- found by reading it again --------------------------------------------------------------------
+
+
+def test_a_paused_stream_takes_no_room_and_an_unload_waits_for_its_end():
+    """A question asked inside ``for chunk in llm.stream(...)`` of the same member went on for
+    ever."""
+    words = tuple(f" word{number}" for number in range(20))
+    member = Streaming(words, name="a")
+    member.max_concurrency = 1
+    ensemble = Ensemble([member])
+    paused = ensemble.rounds(query(), Settings())
+    next(paused)
+    unloaded = threading.Event()
+    call(member, unloaded.set)
+    assert text(ensemble.rounds(query(), Settings())) == "".join(words)
+    assert not unloaded.is_set()
+    list(paused)
+    assert unloaded.wait(10)
+
+
+@pytest.mark.parametrize("way", ["sync", "async"])
+def test_the_time_in_which_a_caller_takes_nothing_is_not_that_of_the_answer(way):
+    words = tuple(f" word{number}" for number in range(20))
+    ensemble, settings = Ensemble([Streaming(words, name="a")]), Settings(timeout=0.5)
+    if way == "sync":
+        rounds = []
+        for round in ensemble.rounds(query(), settings):
+            rounds.append(round)
+            if len(rounds) == 2:
+                time.sleep(0.8)
+    else:
+
+        async def slow():
+            rounds = []
+            async for round in ensemble.arounds(query(), settings):
+                rounds.append(round)
+                if len(rounds) == 2:
+                    await asyncio.sleep(0.8)
+            return rounds
+
+        rounds = asyncio.run(slow())
+    assert text(rounds) == "".join(words)
+
+
+def test_what_a_stream_has_cost_is_not_lost_where_another_goes_on():
+    """A chat model that reaches its own ``max_tokens`` sends its usage with the last, empty
+    part."""
+    member = Streaming(name="a")
+    whole = member.stream
+
+    def limited(job):
+        for number, draft in enumerate(whole(job)):
+            if number == 4:
+                yield Draft("", ends=(), effort=Effort(requests=1, input_tokens=7))
+                return
+            yield draft
+
+    member.stream = limited
+    rounds = list(Ensemble([member]).rounds(query(), Settings()))
+    assert text(rounds) == TEXT
+    efforts = [round.efforts["draft"]["a"] for round in rounds]
+    assert sum(effort.input_tokens for effort in efforts) == 7 * sum(
+        effort.requests for effort in efforts
+    )
+    assert sum(effort.requests for effort in efforts) == len(member.opened) - 1
+
+
+def test_where_the_system_cannot_start_a_thread_a_stream_fails(monkeypatch):
+    """As CPython says in a container with a limit of processes."""
+    ensemble = Ensemble([Streaming(name="a")])
+    ensemble.loaded().result()
+
+    def refuse(function, name=""):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(calls, "start", refuse)
+    with pytest.raises(EnsembleError, match="can't start new thread"):
+        list(ensemble.rounds(query(), Settings(timeout=10)))
+
+
+def test_tokens_that_do_not_spell_the_text_are_not_kept():
+    """Otherwise the next prompt of a member on a server is another text."""
+    known = Draft(" sky", tokens=(5,), ends=(4,))
+    unknown = Draft('"name": ')
+    assert (joined(known, unknown).tokens, joined(unknown, known).ends) == ((), None)
+    counted = joined(Draft(" s", tokens=(1,)), Draft("ky", ends=()))
+    assert counted.tokens == (1,), "of a writer that only counts"
+    divided = without_beginning(Draft('{"a', tokens=(1, 2), ends=(2, 3)), 1)
+    assert (divided.text, divided.tokens, divided.ends) == ('"a', (), None)

@@ -157,6 +157,11 @@ class ServerMember:
         return f"{self.address.url}#{self.model or ''}#{self.name}"
 
     @property
+    def guides(self) -> bool:
+        """As in :class:`.Member`: an engine that takes tokens has guided decoding."""
+        return self._session is not None
+
+    @property
     def spec(self) -> dict[str, Any]:
         """Everything that affects this member's output, as plain JSON."""
         known: dict[str, Any] = {"server": self.address.url, "model": self.model}
