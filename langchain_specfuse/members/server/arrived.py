@@ -110,8 +110,10 @@ class Arrived:
             if row is not None:
                 logprobs = (*row[:count], self._ended_by) if ended else tuple(row[:count])
             draft = Draft(spaced, ended, tokens, logprobs, effort, ends)
-        else:  # the tokens of this text are not known
-            draft = Draft(spaced, ended, effort=effort)
+        else:  # the server's tokens are unknown, or those of another text
+            tokens = tuple(self._words.continuing(spaced)) if spaced else ()
+            ends = self._words.ends(self._words.encode("x", False), tokens, spaced)
+            draft = Draft(spaced, ended, tokens, None, effort, ends)
         self._forget(at, count)
         return draft
 

@@ -240,6 +240,11 @@ def test_an_object_gets_the_spaces_that_its_grammar_demands(
     server.fault = lambda path, _: texts("``", "`json\n", '{"a"', ":\n 1,", '"b" :', " 2}")
     pieces = streamed(served, leading(query=query))
     assert "".join(draft.text for draft in pieces) == '{"a": 1, "b": 2}'
+    for draft in pieces:
+        assert draft.ends is not None and len(draft.ends) == len(draft.tokens)
+        if ": " in draft.text:  # it has other tokens than the server's
+            assert server.tokenizer.decode(draft.tokens).strip() == draft.text.strip()
+            assert draft.ends[-1] == len(draft.text)
 
 
 def _unguided(reply: Callable[..., Any]) -> Callable[..., Any]:
