@@ -13,6 +13,7 @@ from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 
 from langchain_specfuse import ChatModelMember
+from langchain_specfuse.constraints import referee_for
 from langchain_specfuse.core.call import Call
 from langchain_specfuse.core.values import Constraint, Draft, DraftJob, Effort, Failure, Segment
 from langchain_specfuse.members.chat_model.words import words_of
@@ -142,6 +143,42 @@ def test_an_object_is_spaced_as_the_grammar_demands(parts: int) -> None:
     query = replace(tiny.query("Why?"), constraint=Constraint("json"))
     drafts = streamed(ChatModelMember(model, name="a"), replace(lead_job(), query=query))
     assert text_of(drafts) == '{"a": 1, "b: c": [" , ", "\\""]}' and drafts[-1].ended
+
+
+@pytest.mark.parametrize(
+    ("constraint", "parts"),
+    [
+        (Constraint("json"), ['{"a": [{}', ', {"b": "}"}', "]}", "\n", "```"]),
+        (Constraint("choice", '["red", "redder", "blue"]'), ["bl", "ue"]),
+    ],
+)
+@pytest.mark.parametrize("end", ["usage", "break", "more"])
+def test_the_usage_after_a_complete_text_is_read(
+    constraint: Constraint, parts: list[str], end: str
+) -> None:
+    """OpenAI's stream_options send it in a last chunk, after the finish reason."""
+
+    class Ending(Parts):
+        def _stream(self, *args: Any, **options: Any) -> Iterator[ChatGenerationChunk]:
+            yield from super()._stream(*args, **options)
+            if end == "usage":
+                usage: Any = {"input_tokens": 1000, "output_tokens": 50, "total_tokens": 1050}
+                yield ChatGenerationChunk(message=AIMessageChunk("", usage_metadata=usage))
+
+    more = ["no"] * 99 if end == "more" else []
+    model = Ending(parts=[*parts, *more], asked=[], said=[], closed=[], breaks=end == "break")
+    query = replace(tiny.query("Why?"), constraint=constraint)
+    known: list[Draft] = []
+    for draft in ChatModelMember(model, name="a").stream(replace(lead_job(), query=query)):
+        assert isinstance(draft, Draft)
+        known.append(draft)
+        if referee_for(constraint).must_end(text_of(known)):
+            break  # as the loop ends it
+    effort = effort_of(known)
+    if end == "usage":
+        assert (effort.input_tokens, effort.output_tokens) == (1000, 50) and not effort.estimated
+    else:
+        assert effort.estimated and len(model.said) <= len(parts) + 8
 
 
 @pytest.mark.parametrize("how", REASONED)

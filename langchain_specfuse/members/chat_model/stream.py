@@ -5,13 +5,19 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ...constraints import Respacing, breaks_off
+from ...constraints import Respacing, State, breaks_off
+from ...constraints.referee import bytewise
 from ...core.values import REFUSAL, Constraint, Draft, Effort, Sampling
 from ...errors import MemberError
 from .words import WordCount, cut, words_of
+
+LAST_PARTS = 8
+"""After an answer that can only end, this many more parts are read. Providers report the usage in
+the last part, after the finish reason; a code fence may come before."""
 
 
 class StreamPart(NamedTuple):
@@ -65,6 +71,12 @@ class OpenStream:
     def __post_init__(self) -> None:
         self._spacing = Respacing(self.constraint, self.before)
         self._count = WordCount()
+        self._state: State | None = None
+        """The state under the constraint of the first ``_judged`` characters; None: not needed."""
+        self._judged = 0
+        if self.constraint is not None:
+            self._state = bytewise().grammar(self.constraint).start()
+            self._state.advance(self.before.encode("utf-8", "surrogatepass"))
 
     @property
     def words(self) -> int:
@@ -124,13 +136,18 @@ class OpenStream:
         count = WordCount()
         since, words_before = time.perf_counter(), self.words
         while True:
-            text, thought = self.text[place:], self.take_thought()
+            end = len(self.text)
+            if not self.finish and self._must_end():
+                with suppress(MemberError):  # the answer is complete
+                    for _ in range(LAST_PARTS):
+                        self._read_part()
+            text, thought = self.text[place:end], self.take_thought()
             words = count.add(text)
             if count.total > most:
                 kept = max(len(words) - (count.total - most), 0)
                 text = text[: max(len(text) - len("".join(words[kept:])), 0)]
                 words = words[:kept]
-            is_over = count.total > most or bool(self.finish)
+            is_over = count.total > most or (bool(self.finish) and end == len(self.text))
             if text or thought or is_over:
                 ended = is_over and count.total <= most and self.finish == "stop"
                 effort = self.new_effort(self.words - words_before, time.perf_counter() - since)
@@ -200,6 +217,21 @@ class OpenStream:
         if part.least is not None:
             self._least.append((len(self.text), part.least))
         return True
+
+    def _must_end(self) -> bool:
+        """Whether the constraint allows no more text. Then the answer ends, and nobody reads on."""
+        if self._state is None or self.constraint is None:
+            return False
+        is_choice = self.constraint.kind == "choice"
+        if not is_choice and not self.text.rstrip().endswith(("}", "]", ">")):
+            return False
+        data = self.text[self._judged :].encode("utf-8", "surrogatepass")
+        self._judged = len(self.text)
+        is_legal = self._state.advance(data) == len(data)
+        must_end = self._state.must_end()
+        if must_end or not is_legal:
+            self._state = None
+        return must_end
 
     # --- usage ------------------------------------------------------------------------------------
 
