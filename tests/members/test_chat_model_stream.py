@@ -210,6 +210,16 @@ def test_a_stream_that_is_cut_keeps_what_has_arrived() -> None:
     assert isinstance(failure, Failure) and failure.kind == "error" and "reset" in failure.message
 
 
+def test_a_reply_that_is_cancelled_is_not_complete() -> None:
+    """``SpecFuseChatModel.unload`` while an answer is read."""
+    member = ChatModelMember(talker(), name="a")
+    stream = member.stream(lead_job())
+    assert isinstance(next(stream), Draft)
+    member.unload()
+    (failure,) = stream
+    assert isinstance(failure, Failure) and "cancelled" in failure.message
+
+
 @pytest.mark.parametrize("how", SAID_NO)
 def test_a_refusal_is_a_refusal_and_is_not_asked_for_again(how: str) -> None:
     model = refuser(*SAID_NO[how])

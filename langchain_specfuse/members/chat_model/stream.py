@@ -71,6 +71,7 @@ class OpenStream:
     def __post_init__(self) -> None:
         self._spacing = Respacing(self.constraint, self.before)
         self._count = WordCount()
+        self._is_cancelled = False
         self._state: State | None = None
         """The state under the constraint of the first ``_judged`` characters; None: not needed."""
         self._judged = 0
@@ -189,6 +190,7 @@ class OpenStream:
 
     def close(self) -> None:
         """Cancel the reply, because text that is not sent is not billed."""
+        self._is_cancelled = True
         try:
             self.parts.close()  # type: ignore[attr-defined]
         except ValueError:  # another thread is reading it, and finds out by itself
@@ -196,8 +198,10 @@ class OpenStream:
 
     def _read_part(self) -> bool:
         """Read a part; False if there is none. Raises if the reply has broken off."""
-        part = None if self.finish else next(self.parts, None)
+        part = None if self.finish or self._is_cancelled else next(self.parts, None)
         if part is None:
+            if self._is_cancelled and not self.finish:
+                raise MemberError("its reply was cancelled")
             self.finish = self.finish or "stop"
             return False
         self.thought += part.thought
