@@ -31,6 +31,8 @@ class FakeChatServer:
         """Ollama's reply to a request with a ``format``; None: as to any other."""
         self.format_error: str | None = None
         """Ollama's error for a request with a ``format``."""
+        self.refusal = "Incorrect API key provided"
+        """The error for a wrong key; ``{}`` in it is the header that came."""
         self.go_on = threading.Event()
         """Cleared: after three words the server waits, so that a client can hang up."""
         self.go_on.set()
@@ -128,7 +130,7 @@ def _answering(server: FakeChatServer) -> type[BaseHTTPRequestHandler]:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             server.headers = self.headers
             if server.key and self.headers["Authorization"] != f"Bearer {server.key}":
-                return self._refuse("Incorrect API key provided", 401)
+                return self._refuse(server.refusal.format(self.headers["Authorization"]), 401)
             if body.get("format") and server.format_error is not None:
                 server.asked.append(body)
                 return self._refuse(server.format_error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -11,7 +12,7 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessageChunk, BaseMessage
 from langsmith import tracing_context
 
-from ...core.call import note_arrival, shown
+from ...core.call import SHOWN, note_arrival, shown
 from ...core.values import REFUSAL
 from ...errors import MemberError, advised
 from ..network import status_of, to_correct_key, to_reach
@@ -184,7 +185,9 @@ class Reply:
 
     def _failure(self, error: Exception) -> MemberError:
         """A chat model's error as its member's."""
-        failure = member_error(error, self._member)
+        # A gateway may repeat the key that it was sent.
+        secret = os.environ.get(self._key_variable, "").strip().rpartition(" ")[2]
+        failure = member_error(error, self._member, secret)
         if status_of(error) != 401:
             return failure
         if self._key_variable:
@@ -194,11 +197,16 @@ class Reply:
         return advised(failure, f"check {where}, or the key that the chat model was given")
 
 
-def member_error(error: Exception, member: str) -> MemberError:
-    """A chat model's error as its member's. If no server was reached, it says which."""
+def member_error(error: Exception, member: str, secret: str = "") -> MemberError:
+    """A chat model's error as its member's. If no server was reached, it says which. ``secret`` is
+    not shown."""
     kind = _kind_of(error)
+    why = shown(error)
+    if secret and secret in str(error):  # replaced before the text is cut, perhaps within it
+        text = f"{type(error).__name__}: {error}".replace(secret, "***")
+        why = text.encode(errors="backslashreplace").decode()[:SHOWN]
     classes = {kind.__name__ for kind in type(error).__mro__}
-    failure = MemberError(shown(error), member=member, kind=kind)
+    failure = MemberError(why, member=member, kind=kind)
     if kind != "error" or not classes & _UNREACHED:
         return failure
     try:
@@ -210,7 +218,7 @@ def member_error(error: Exception, member: str) -> MemberError:
     url = f"{address.scheme}://{address.hostname}"
     if address.port:
         url += f":{address.port}"
-    failure = MemberError(f"its server at {url} cannot be reached ({shown(error)})", member=member)
+    failure = MemberError(f"its server at {url} cannot be reached ({why})", member=member)
     return advised(failure, to_reach(url))
 
 

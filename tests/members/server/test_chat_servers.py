@@ -144,6 +144,22 @@ def test_the_advice_names_the_variable_that_a_refused_key_was_read_from(
     member.unload()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("before", ["", "x" * 255])
+def test_a_refused_key_that_a_gateway_repeats_is_not_shown(
+    serve: Serve, kind: str, before: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LiteLLM's 401 says which key it has received."""
+    monkeypatch.setenv("CHAT_KEY", "Bearer sesame-4711")
+    server = serve(kind, key="right")
+    server.refusal = f"{before}Received API Key = {{}}"
+    member = ServerMember(server.url, KINDS[kind], api_key_env="CHAT_KEY")
+    with pytest.raises(EnsembleError) as caught:
+        SpecFuseChatModel(members=[member]).invoke("Why is the sky blue?")
+    assert "sesa" not in str(caught.value) and (before or "***" in str(caught.value))
+    member.unload()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
