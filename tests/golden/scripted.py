@@ -221,7 +221,7 @@ class WaitingMember(ScriptedMember):
 
 def late_member() -> dict[str, Any]:
     waiting = WaitingMember(BLUE, name="cem", device="another")
-    llm = model([*members(ann=BLUE, bob=WIDE), waiting], member_timeout=1.0)
+    llm = model([*members(ann=BLUE, bob=WIDE), waiting], member_timeout=3.0)
     try:
         return asked(llm, QUESTION)
     finally:
