@@ -153,12 +153,14 @@ class MemberContract:
         } and other.draft_calls == 0
 
         def cost(rounds: Sequence[Round]) -> int:
-            """Tokens read and reused: what of the prompt is known from before may differ. How a
-            stream's text is divided into rounds may differ too."""
+            """Tokens read and reused: what of the prompt is known from before may differ."""
             efforts = [round.efforts["draft"][leading.name] for round in rounds]
             return sum(effort.read + effort.reused for effort in efforts)
 
-        assert cost(led) == cost(by_itself) and not any("verify" in round.efforts for round in led)
+        assert not any("verify" in round.efforts for round in led)
+        # A server reports the prompt with the end of its stream, which a turn that ends with a text
+        # need not reach.
+        assert hasattr(leading, "stream") or cost(led) == cost(by_itself)
 
     def test_one_seed_gives_one_draft(self, member: Member) -> None:
         job = draft_job(sampling=Sampling(temperature=1.0, seed=11))
