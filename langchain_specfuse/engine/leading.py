@@ -141,7 +141,10 @@ class LeadStream:
             self._give(self._ready())
             if self.is_over:
                 return None
-        self._give(self._held if self._held.text else None)
+        held = self._held
+        if held.text:
+            self._held = NOTHING  # its cost is reported now
+            self._give(held)
         self._wait_until_asked()
         if self._has_written:
             return self._begin_anew()

@@ -378,6 +378,25 @@ def test_what_a_stream_has_cost_is_not_lost_where_another_goes_on():
     assert sum(effort.requests for effort in efforts) == len(member.opened) - 1
 
 
+def test_the_cost_of_a_held_word_is_counted_once():
+    member = Streaming(name="a")
+    whole = member.stream
+
+    def limited(job):
+        for number, draft in enumerate(whole(job)):
+            if number == 4:
+                yield Draft("", ends=(), effort=Effort(requests=1))
+                return
+            yield draft
+
+    member.stream = limited
+    ensemble, settings = lead(member, Streaming(name="b"))
+    rounds = list(ensemble.rounds(query(), settings))
+    assert text(rounds) == TEXT
+    requests = sum(round.efforts["draft"]["a"].requests for round in rounds)
+    assert requests == len(member.opened) - 1, "the last stream ends its turn"
+
+
 def test_where_the_system_cannot_start_a_thread_a_stream_fails(monkeypatch):
     """As CPython says in a container with a limit of processes."""
     ensemble = Ensemble([Streaming(name="a")])
