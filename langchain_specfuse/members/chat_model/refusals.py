@@ -8,18 +8,6 @@ from typing import Any
 from langchain_core.exceptions import ModelRefusalError
 from langchain_core.messages import AIMessage
 
-REASONS = frozenset(
-    {
-        "blocklist",
-        "content_filter",
-        "content_filtered",
-        "guardrail_intervened",
-        "prohibited_content",
-        "refusal",
-        "safety",
-    }
-)
-"""Finish reasons, in lower case, by which providers mark a refusal or a withheld reply."""
 _CODES = frozenset({"content_filter", "content_policy_violation"})
 """Error codes by which providers refuse a question."""
 

@@ -17,7 +17,8 @@ from ...core.values import REFUSAL
 from ...errors import MemberError, advised
 from ..network import status_of, to_correct_key, to_reach
 from ..text.thinking import split_thought
-from .refusals import REASONS, is_refusal, refusal_in
+from .finishes import finish_of, reason_in
+from .refusals import is_refusal, refusal_in
 from .stream import StreamPart
 from .words import words_of
 
@@ -39,9 +40,6 @@ _KINDS = {
 """Classes of langchain-core that mean a failure of a kind."""
 _STATUSES = {401: "denied", 403: "denied", 404: "not_found", 408: "timeout", 413: "overflow"}
 """HTTP statuses that mean a failure of a kind."""
-_BROKEN = {"error", "abort", "aborted", "network_error", "insufficient_system_resource"}
-"""Finish reasons that mean that the provider failed in the middle of a reply: those of OpenRouter,
-vLLM, Zhipu and DeepSeek."""
 
 
 class Reply:
@@ -72,6 +70,8 @@ class Reply:
         self._held = ""
         """Text that may belong to the reasoning."""
         self._finish = ""
+        self._reason = ""
+        """The provider's own word for it."""
         self._refusal = ""
         self._may_be_empty = may_be_empty
         self._has_reason = False
@@ -108,9 +108,9 @@ class Reply:
                 raise self._failure(error) from error
         finally:
             chunks.close()  # type: ignore[attr-defined]
-        if self._finish in _BROKEN:
+        if self._finish == "broken":
             raise MemberError(
-                f"its reply broke off: its finish reason is {self._finish!r}", member=self._member
+                f"its reply broke off: its finish reason is {self._reason!r}", member=self._member
             )
         if chunk is None and self._key in _GIVE_REASONS and not self._finish:
             raise MemberError(
@@ -136,12 +136,12 @@ class Reply:
 
     def _part(self, chunk: Any) -> StreamPart | None:
         """What a chunk adds; None if it is empty."""
-        reason = _finish_of(chunk.response_metadata)
+        reason = reason_in(chunk.response_metadata)
         if reason:
             self._has_reason = True
             _GIVE_REASONS.add(self._key)
-        if self._finish != REFUSAL:  # after a refusal, the last chunk may still say "stop"
-            self._finish = reason or self._finish
+            if self._finish != REFUSAL:  # after a refusal, the last chunk may still say "stop"
+                self._finish, self._reason = finish_of(reason), reason
         text, thought = str(chunk.text), ""
         if chunk.additional_kwargs or not isinstance(chunk.content, str):
             thought = _thought_in(chunk)
@@ -243,32 +243,6 @@ def _thought_in(chunk: AIMessageChunk) -> str:
         field = chunk.additional_kwargs.get(name)
         if isinstance(field, str):
             return field
-    return ""
-
-
-def _finish_of(metadata: Mapping[str, Any]) -> str:
-    """Why a model stopped, in one word for all providers; empty if it has not."""
-    for name in ("finish_reason", "stop_reason", "done_reason", "stopReason"):
-        if metadata.get(name):
-            reason = str(metadata[name]).lower()
-            break
-    else:
-        reason = _finish_of_response(metadata)
-        if not reason:
-            return ""
-    if reason in ("length", "max_tokens", "max_output_tokens", "model_context_window_exceeded"):
-        return "length"
-    if reason in _BROKEN:
-        return reason
-    return REFUSAL if reason in REASONS else "stop"  # such as end_turn, eos_token
-
-
-def _finish_of_response(metadata: Mapping[str, Any]) -> str:
-    """The same for OpenAI's Responses API."""
-    if metadata.get("status") == "completed":
-        return "stop"
-    if metadata.get("status") == "incomplete":
-        return str((metadata.get("incomplete_details") or {}).get("reason") or "length")
     return ""
 
 
