@@ -12,6 +12,7 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from functools import lru_cache
+from itertools import product
 from typing import NamedTuple, TypeAlias
 
 QUOTED_WORDS = 3
@@ -94,6 +95,7 @@ class Facts(NamedTuple):
 
     numbers: frozenset[str]
     dates: frozenset[tuple[int, int, int]]
+    """Each date, also with a 0 for every part that a claim may leave out."""
     words: str
     links: frozenset[str]
 
@@ -118,11 +120,7 @@ class _Date(NamedTuple):
     """Each is a year, a month and a day; 0 for what the date does not say."""
 
     def is_in(self, facts: Facts) -> bool:
-        return any(_agree(mine, other) for mine in self.readings for other in facts.dates)
-
-
-def _agree(claim: tuple[int, int, int], source: tuple[int, int, int]) -> bool:
-    return all(part in (0, other) for part, other in zip(claim, source, strict=True))
+        return not facts.dates.isdisjoint(self.readings)
 
 
 class _Quotation(NamedTuple):
@@ -170,8 +168,9 @@ def facts_in(source: str) -> Facts:
             numbers.add(_value(found, scaled=False))
     dates: set[tuple[int, int, int]] = set()
     for _, readings in _dates_in(text):
-        dates.update(readings)
-        numbers |= {str(part) for reading in readings for part in reading}
+        for year, month, day in readings:
+            dates.update(product((0, year), (0, month), (0, day)))
+            numbers |= {str(year), str(month), str(day)}
     return Facts(frozenset(numbers), frozenset(dates), f" {words} ", links)
 
 
@@ -190,9 +189,11 @@ def claims_in(answer: str) -> Iterator[Claim]:
         if sum(len(part.split()) for part in parts) >= QUOTED_WORDS:
             yield Claim("quotation", quotation[0], _Quotation(parts))
     text = _UNJUDGED.sub("\n", text)  # a space would join a number to the word after the mark
+    rest = list(text)
     for found, readings in _dates_in(text):
         yield Claim("date", found[0], _Date(readings))
-        text = text[: found.start()] + " " * len(found[0]) + text[found.end() :]
+        rest[found.start() : found.end()] = " " * len(found[0])
+    text = "".join(rest)
     for code in _CODE.finditer(text):
         yield Claim("code", code[0], _Code(_words(code[0]), _values_of_code(code)))
     for number in _NUMBER.finditer(_CODE.sub(" ", text)):
@@ -292,13 +293,13 @@ def _counted(found: re.Match[str]) -> set[str]:
 
 def _dates_in(text: str) -> Iterator[tuple[re.Match[str], tuple[tuple[int, int, int], ...]]]:
     """Yield the dates of a text, each with all ways to read it. Dates do not overlap."""
-    taken: list[tuple[int, int]] = []
+    taken = bytearray(len(text))
     for order, pattern in _DATES.items():
         for found in pattern.finditer(text):
             start, end = found.span()
             readings = tuple(_readings(order, found.groups()))
-            if readings and all(end <= left or right <= start for left, right in taken):
-                taken.append((start, end))
+            if readings and not any(taken[start:end]):
+                taken[start:end] = b"1" * (end - start)
                 yield found, readings
 
 

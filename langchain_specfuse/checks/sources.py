@@ -9,6 +9,7 @@ thing.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -17,6 +18,10 @@ from typing import Any
 from ..core.checks import Check, CheckContext
 from ..errors import UsageError, advised, amount
 from .facts import claims_in, facts_in
+
+REACH = 500
+"""No fact but a quotation begins further before its end, or on another line."""
+_BEGUN_QUOTATION = re.compile(r"“[^“”]*(?:”|\Z)|„[^„“”]*(?:[“”]|\Z)|«[^«»]*(?:»|\Z)")
 
 
 def grounded(sources: Sequence[Any] | None = None) -> Check:
@@ -59,7 +64,7 @@ def grounded(sources: Sequence[Any] | None = None) -> Check:
 
 
 def _ready(function: Any, identity: str) -> Check:
-    return Check(function, "grounded", at="sentence", identity=identity)
+    return Check(function, "grounded", at="sentence", takes_context=True, identity=identity)
 
 
 def _text_of(source: Any) -> str:
@@ -82,8 +87,8 @@ class GroundedInTexts:
     def __repr__(self) -> str:
         return f"GroundedInTexts({amount(len(self.sources), 'source')})"
 
-    def __call__(self, text: str) -> str | None:
-        return _fault(text, self.sources)
+    def __call__(self, text: str, context: CheckContext | None = None) -> str | None:
+        return _fault(text if context is None else _unread(text, context.draft), self.sources)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +96,25 @@ class GroundedInMessages:
     """The function of :func:`grounded` without sources."""
 
     def __call__(self, text: str, context: CheckContext) -> str | None:
-        return _fault(text, tuple(str(message.text) for message in context.messages))
+        sources = tuple(str(message.text) for message in context.messages)
+        return _fault(_unread(text, context.draft), sources)
+
+
+def _unread(text: str, draft: str) -> str:
+    """The end of a text whose beginning has passed: the draft, and what a fact of it may have begun
+    with. So a long answer is read once, not again at every sentence.
+
+    >>> _unread("In 1998.\\nIt cost 2.5 million.", " million.")
+    'It cost 2.5 million.'
+    >>> _unread("He said: “So\\nbe it.”", "it.”")
+    '“So\\nbe it.”'
+    """
+    passed = len(text) - len(draft)
+    start = max(text.rfind("\n", 0, passed), text.rfind(". ", 0, max(passed - REACH, 0))) + 1
+    *_, quotation = None, *_BEGUN_QUOTATION.finditer(text, 0, start)
+    if quotation and quotation.end() == start and quotation[0][-1] not in "“”»":
+        start = quotation.start()
+    return text[start:]
 
 
 def _fault(text: str, sources: tuple[str, ...]) -> str | None:

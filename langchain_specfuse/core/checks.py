@@ -65,6 +65,8 @@ class Check:
     judges_calls: bool = True
     """At ``answer``: whether it also judges a turn that ends in tool calls, which is not the final
     answer."""
+    takes_context: bool = False
+    """Whether the function is passed the :class:`CheckContext` although it does not require it."""
     identity: str = ""
     """A text that is equal for equal checks in every process, if there is one."""
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ..core.checks import CheckContext, CheckJob, Verdict, is_coroutine_function
+from ..core.checks import Check, CheckContext, CheckJob, Verdict, is_coroutine_function
 from ..errors import emptied
 from .calls import start
 
@@ -55,7 +55,7 @@ class Checker:
         """Start all checks and return. ``deliver`` gets the number of each job and its verdict,
         from another thread. Whoever waits for them enforces the limits."""
         for number, job in enumerate(jobs):
-            target = _Target.of(job.check.function, has_loop=self._loop is not None)
+            target = _Target.of(job.check, has_loop=self._loop is not None)
             future = self._posted(target, job) if target.is_coroutine else Future()
             self._open.add(future)
             future.add_done_callback(partial(self._end, deliver, number, target.is_coroutine))
@@ -141,15 +141,17 @@ class _Target:
     takes_context: bool = False
 
     @classmethod
-    def of(cls, function: Any, *, has_loop: bool) -> _Target:
+    def of(cls, check: Check, *, has_loop: bool) -> _Target:
         """The target for a check's function. A ``Runnable`` is invoked asynchronously if the caller
         has an event loop."""
+        function = check.function
         if hasattr(function, "invoke"):
             if has_loop and hasattr(function, "ainvoke"):
                 return cls(function.ainvoke, is_coroutine=True, takes_config=True)
             return cls(function.invoke, takes_config=True)
         is_coroutine = is_coroutine_function(function)
-        return cls(function, is_coroutine, takes_context=_takes_context(function))
+        takes_context = check.takes_context or _takes_context(function)
+        return cls(function, is_coroutine, takes_context=takes_context)
 
 
 def _takes_context(function: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import time
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 
 from langchain_specfuse import UsageError, checks
+from langchain_specfuse.core.checks import places_in
 
 SOURCE = """Founded on 5 March 1998 in Ulm; it moved on 2001-07-14. Revenue: 2,500,000 euros, up
 12.5 percent. The mayor said: "We will not, ever, leave this town." The report is at
@@ -199,6 +201,72 @@ def test_a_number_is_the_same_with_and_without_separators(number):
 @given(st.text(alphabet="0123456789.,:/-% \n\"“”()[]_…⁵hJMarch'’thmilon$kbe^×", max_size=60))
 def test_every_text_is_grounded_in_itself(text):
     assert checks.grounded([text]).function(text) is None
+
+
+PIECES = st.sampled_from(
+    [
+        *(
+            "In 1998. ",
+            "in 1999, ",
+            "5. March 2001",
+            "it cost 2.5",
+            " million.",
+            "\n1. ",
+            "[2, 3] ",
+        ),
+        *("“so be it", "”", "„so be it", "“", "«", "»", '"', '"so it may be"', "https://a.org/b. "),
+        *("blue. ", "N12345 ", ". ", "\n", "x" * 300, "7.\n"),
+    ]
+)
+
+
+@given(st.lists(PIECES, max_size=30).map("".join), st.data())
+def test_a_text_that_is_read_sentence_by_sentence_fails_where_it_would_fail_as_a_whole(text, data):
+    """A check that reads each sentence once is as strict as one that reads the whole text again."""
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=3)))
+    places = sorted({*places_in("sentence", text, True)[0], *cuts} - {0})
+    check = checks.grounded(["In 1998 it cost 2.5 million, so be it: https://a.org/b"])
+    passed = 0
+    for place in places:
+        part = text[:place]
+        drafted = checks.CheckContext((), text[passed:place], "ann", False)
+        verdict = check.function(part, drafted)
+        assert (verdict is None) == (check.function(part) is None)
+        if verdict is not None:
+            break
+        passed = place
+
+
+@pytest.mark.parametrize("sep", [" ", "\n"])
+def test_a_long_answer_is_read_once(sep):
+    """24 kB took 9.8 s when the whole text was read again at every sentence."""
+    fact = f"The tower is 324 m high.{sep}It cost “far too much for us” on 5 March 1998.{sep}"
+    check = checks.grounded([fact])
+
+    def seconds(count):
+        text, passed = fact * count, 0
+        start = time.process_time()
+        for place in places_in("sentence", text, True)[0]:
+            drafted = checks.CheckContext((), text[passed:place], "ann", False)
+            assert check.function(text[:place], drafted) is None
+            passed = place
+        return time.process_time() - start
+
+    seconds(20)
+    assert seconds(400) < 16 * seconds(50)  # 8 times as long; it took 64 times the time
+
+
+def test_many_dates_take_time_in_proportion():
+    days = [datetime.date(1990, 1, 1) + datetime.timedelta(days=7 * n) for n in range(2000)]
+
+    def seconds(count):
+        text = " ".join(f"On {day:%d %B %Y} it rained." for day in days[:count])
+        start = time.process_time()
+        assert checks.grounded([text]).function(text) is None
+        return time.process_time() - start
+
+    seconds(10)
+    assert seconds(2000) < 16 * seconds(250)
 
 
 # --- where the sources come from ------------------------------------------------------------------
