@@ -141,8 +141,14 @@ class SpecFuseDecisionModel(BaseDecisionModel):
             name: _answer(question, decision)
             for (name, question), decision in zip(questions.items(), decisions, strict=True)
         }
-        read = sum(decision.effort.read + decision.effort.reused for decision in decisions)
-        usage = UsageMetadata(input_tokens=read, output_tokens=0, total_tokens=read)
+        efforts = [effort for decision in decisions for effort in decision.efforts]
+        # A provider counts what it was sent; of another member, what it has read is known.
+        read = sum(
+            effort.input_tokens if effort.requests else effort.read + effort.reused
+            for effort in efforts
+        )
+        written = sum(effort.output_tokens for effort in efforts)
+        usage = UsageMetadata(input_tokens=read, output_tokens=written, total_tokens=read + written)
         return ClassifierResponse(model=self.model, answers=answers, usage=usage)
 
 

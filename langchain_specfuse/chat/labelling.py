@@ -165,8 +165,8 @@ class Decision:
     question: LabelQuestion
     probabilities: Mapping[str, float]
     """label -> its probability."""
-    effort: Effort
-    """What all members together have read for this decision."""
+    efforts: Sequence[Effort]
+    """What it has cost each member."""
 
     @property
     def label(self) -> str:
@@ -265,10 +265,8 @@ class _Plan:
             chances = averaged(rows, self._sizes(scores))
         else:
             chances = calibration.probabilities(question, scores)
-        effort = Effort()
-        for reply in replies.values():
-            effort += reply.effort
-        return Decision(question, dict(zip(question.labels, chances, strict=True)), effort)
+        efforts = [reply.effort for reply in replies.values()]
+        return Decision(question, dict(zip(question.labels, chances, strict=True)), efforts)
 
     def _sizes(self, names: Iterable[str]) -> dict[str, float]:
         """The weights without a calibration: the numbers of parameters, or equal weights if one

@@ -15,6 +15,7 @@ import pytest
 from langchain_core import decisions
 from langchain_core.language_models import SimpleChatModel
 from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
 
 from langchain_specfuse import EnsembleError, ScriptedMember, SpecFuseDecisionModel, UsageError
 from langchain_specfuse.chat.labelling import LabelQuestion
@@ -232,6 +233,27 @@ def test_the_response_names_the_members_and_counts_what_they_read():
     assert response.usage["input_tokens"] > 0 == response.usage["output_tokens"]
     named = SpecFuseDecisionModel(members=[knows()], model="teams")
     assert named.invoke({"state": "I paid", "questions": questions}).model == "teams"
+
+
+class Counted(Ballots):
+    """Reports what each request cost."""
+
+    def _generate(self, messages, stop=None, run_manager=None, **kwargs):
+        usage = {"input_tokens": 40, "output_tokens": 2, "total_tokens": 42}
+        message = AIMessage(self._call(messages), usage_metadata=usage)
+        return ChatResult(generations=[ChatGeneration(message=message)])
+
+
+def test_the_usage_of_a_providers_model_is_the_providers():
+    questions = {"team": Choice(instructions="Which team?", criteria=TEAMS)}
+    usages = [
+        SpecFuseDecisionModel(members=members)
+        .invoke({"state": "I paid", "questions": questions})
+        .usage
+        for members in ([Counted()], [knows()], [Counted(), knows()])
+    ]
+    assert usages[0] == {"input_tokens": 80, "output_tokens": 4, "total_tokens": 84}
+    assert usages[2] == {name: usages[0][name] + usages[1][name] for name in usages[0]}
 
 
 @pytest.mark.parametrize(
