@@ -23,8 +23,8 @@ SPELLING = {
     "json_allowed_escapes": 'nrbtf\\"',
 }
 """JSON has one spelling, so members cannot fill an answer with white space, and equal strings are
-equal text. ``u`` is not among the escapes, because half of one at the end of a draft would have to
-become an unintended character."""
+equal text. llguidance (1.9) cannot allow ``\\/`` or ``\\u00f6``: its ``u`` means control characters
+alone. Half of one of these at the end of a draft would have to become an unintended character."""
 _FENCE = re.compile(r"\A\s*```\w*\s")
 _FENCE_BEGUN = re.compile(r"\s*(?:`{0,2}|```\w*)")
 _STRINGS = re.compile(r'("(?:[^"\\]|\\.)*+(?:"|\\?\Z))', re.DOTALL)
