@@ -65,6 +65,23 @@ class Options(Settings):
     # module alive, and on Python 3.13 nothing is freed at the end of the process then, so an
     # unfinished stream would not be reported.
 
+    @model_validator(mode="before")
+    @classmethod
+    def _name_lead(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        """``lead`` may be a member itself. Its name takes its place."""
+        lead = fields.get("lead")
+        if lead is None or isinstance(lead, str):
+            return fields
+        members = members_list(fields.get("members"), "members")
+        names = names_of(members)
+        for member, name in zip(members, names, strict=True):
+            if member is lead:
+                return {**fields, "lead": name}
+        error = UsageError(
+            f"lead must be one of {', '.join(names)}, or the member itself, got {lead!r:.80}"
+        )
+        raise advised(error, "list it in members= too, or name a member that is there")
+
     @field_validator("members", "verifiers", mode="before")
     @classmethod
     def _check_members(cls, members: Any, info: ValidationInfo) -> list[Any]:
@@ -321,6 +338,10 @@ FOREIGN: Mapping[str, Foreign] = {
     ),
     "api_key": Foreign(_KEYS, is_ignored=True),
     "openai_api_key": Foreign(f"set it on the member: {_KEYS}"),
+    **dict.fromkeys(
+        ("reserve", "fallbacks"),
+        Foreign("list it after the lead: members=[lead, reserve]"),
+    ),
     "user": Foreign("put it into the trace: llm.invoke(question, {'metadata': {'user': ...}})"),
     "n": Foreign(
         "llm.batch([question] * 3); to agree on one of several: segment='answer', samples=3, "
@@ -361,8 +382,8 @@ FOREIGN: Mapping[str, Foreign] = {
         for name in ("num_ctx", "keep_alive")
     },
 }
-"""What users of ``ChatOpenAI`` and ``ChatOllama`` pass
-(docs/how-to/coming-from-chatopenai.md)."""
+"""What users of ``ChatOpenAI`` and ``ChatOllama`` pass (docs/how-to/coming-from-chatopenai.md), and
+what users of other packages with fallbacks expect."""
 
 
 def translated(foreign: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:

@@ -336,9 +336,9 @@ class Settings(Checked):
     )
     lead: str | None = Field(
         default="auto",
-        description="the member that writes while the others are in reserve; auto: the one with "
-        "at least twice the parameters of every other; without one, the first if one of them is a "
-        "chat model or fewer than two can vote; None: all vote",
+        description="the member that writes while the others are in reserve, or its name; auto: "
+        "the one with at least twice the parameters of every other; without one, the first if one "
+        "of them is a chat model or fewer than two can vote; None: all vote",
     )
     prior: Annotated[dict[str, float] | None, BeforeValidator(_prior)] = Field(
         default=None,

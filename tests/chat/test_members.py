@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from langchain_core.caches import InMemoryCache
 from langchain_core.globals import set_llm_cache
+from langchain_core.language_models import FakeListChatModel
 from langchain_core.load import dumpd, dumps, load, loads
 from langchain_core.runnables import ConfigurableField
 
@@ -340,6 +341,22 @@ def test_a_lead_is_one_of_the_members_that_write(ensemble: Any) -> None:
         SpecFuseChatModel(members=members, lead="ann", method="specem")
     with pytest.raises(UsageError, match="lead must be one of ann"):
         SpecFuseChatModel(members=members[:1], verifiers=members[1:], lead="bob")
+
+
+def test_the_lead_may_be_the_member_itself() -> None:
+    said = [BLUE, WIDE]
+    chats = [FakeListChatModel(responses=[text]) for text in said]
+    scripted = [ScriptedMember(text, name=name) for text, name in zip(said, "ab", strict=True)]
+    for members in (chats, scripted):
+        for lead, text in zip(members, said, strict=True):
+            llm = SpecFuseChatModel(members=members, lead=lead)
+            assert llm.invoke("Why?").text == text and isinstance(llm.lead, str)
+            assert llm.model_copy(update={"lead": members[0]}).invoke("Why?").text == said[0]
+            assert SpecFuseChatModel(members=members).invoke("Why?", lead=lead).text == text
+            assert SpecFuseChatModel(members=members).bind(lead=lead).invoke("Why?").text == text
+    with pytest.raises(UsageError, match="lead must be one of a, b, or the member itself") as error:
+        SpecFuseChatModel(members=scripted, lead=chats[0])
+    assert "list it in members=" in error.value.__notes__[0]
 
 
 def test_a_call_to_one_member_ignores_the_lead() -> None:

@@ -78,6 +78,8 @@ UNKNOWN = [
     ({"base_url": "http://x/v1"}, "there is no option 'base_url'", "members=["),
     ({"temprature": 0.5}, "there is no option 'temprature'", "did you mean 'temperature'?"),
     ({"num_predict": 5}, "there is no option 'num_predict'", "use max_tokens=..."),
+    ({"reserve": "b"}, "there is no option 'reserve'", "after the lead: members=[lead, reserve]"),
+    ({"fallbacks": ["b"]}, "there is no option 'fallbacks'", "after the lead: members=[lead"),
     ({"score": "mean_prob"}, "there is no option 'score'", "use method=Method(score=...)"),
     ({"colour": "blue"}, "there is no option 'colour'", "the options are "),
 ]
