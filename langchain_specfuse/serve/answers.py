@@ -6,18 +6,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import aclosing
 from typing import Any
 
 from fastapi import Response
 from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.messages.ai import UsageMetadata
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary
 from starlette.types import Receive, Scope, Send
 
 from ..chat.report import EXIT_EVENT, REJECTED_EVENT, ROUND_EVENT
 from ..engine.drive import Admission
-from .responses import DONE, ApiError, Completion, api_error, event, to_json
+from .errors import ApiError, api_error
+from .replies import Reply, to_json
 
 log = logging.getLogger("langchain_specfuse.serve")
 
@@ -38,11 +40,11 @@ class AnswerResponse(Response):
     """The chunks of an answer as a response."""
 
     def __init__(
-        self, chunks: Any, completion: Completion, metrics: Metrics, *, stream: bool, timeout: float
+        self, chunks: Any, reply: Reply, metrics: Metrics, *, stream: bool, timeout: float
     ) -> None:
         super().__init__()
         self._chunks = chunks
-        self._completion = completion
+        self._reply = reply
         self._metrics = metrics
         self._stream = stream
         self._timeout = timeout
@@ -65,38 +67,41 @@ class AnswerResponse(Response):
         if error is None or answering.done():
             await asyncio.wait({answering, leaving})
             if not answering.cancelled():
-                outcome = self._completion.finish or "stop"
+                outcome = self._reply.finish or "stop"
                 error = answering.exception()
         if error is not None:
             outcome = await self._fail(error, send)
         seconds = time.monotonic() - self._began
-        self._metrics.answered(outcome, seconds, self._completion.usage, self._completion.summary)
-        log.info("answer %s: %s in %.2f s", self._completion.id, outcome, seconds)
+        self._metrics.answered(outcome, seconds, self._reply.usage, self._reply.summary)
+        log.info("answer %s: %s in %.2f s", self._reply.id, outcome, seconds)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with asyncio.timeout(self._timeout + GRACE_S), aclosing(self._chunks) as chunks:
             async for chunk in chunks:
-                if not self._completion.chunks:
+                if not self._reply.pieces:
                     self._metrics.first_segment_s.observe(time.monotonic() - self._began)
-                parts = self._completion.add(chunk)
-                if parts and self._stream:
-                    await self._send(b"".join(map(event, parts)), send)
+                events = self._reply.add(chunk)
+                if events and self._stream:
+                    await self._send(self._encoded(events), send)
             if self._stream:
-                last = b"".join(map(event, self._completion.closing())) + DONE
+                last = self._encoded(self._reply.closing()) + self._reply.end
                 await self._send(last, send, last=True)
                 return
-            body = to_json(self._completion.whole())
-            headers = {"x-request-id": self._completion.id}
+            body = to_json(self._reply.whole())
+            headers = {"x-request-id": self._reply.id}
             await Response(body, headers=headers, media_type="application/json")(
                 scope, receive, send
             )
+
+    def _encoded(self, events: Iterable[Mapping[str, Any]]) -> bytes:
+        return b"".join(map(self._reply.encoded, events))
 
     async def _send(self, data: bytes, send: Send, *, last: bool = False) -> None:
         """Send events. The headers are sent with the first one, so that an earlier error has a
         status of its own."""
         if not self._streaming:
             self._streaming = True
-            headers = {"x-request-id": self._completion.id, **_STREAM}
+            headers = {"x-request-id": self._reply.id, **_STREAM}
             raw = [(name.encode(), value.encode()) for name, value in headers.items()]
             await send({"type": "http.response.start", "status": 200, "headers": raw})
         await send({"type": "http.response.body", "body": data, "more_body": not last})
@@ -107,17 +112,15 @@ class AnswerResponse(Response):
         failure = api_error(error)
         # Exceptions may quote the question. Only the level "debug" logs them in full.
         level = logging.INFO if failure.status < 500 else logging.WARNING
-        log.log(
-            level, "answer %s: %s (%s)", self._completion.id, failure.code, type(error).__name__
-        )
-        log.debug("answer %s failed", self._completion.id, exc_info=error)
+        log.log(level, "answer %s: %s (%s)", self._reply.id, failure.code, type(error).__name__)
+        log.debug("answer %s failed", self._reply.id, exc_info=error)
         if not self._streaming:
             raise failure from None
         try:
             async with asyncio.timeout(GRACE_S):
-                await self._send(b"data: " + failure.body + b"\n\n", send, last=True)
+                await self._send(self._reply.failed(failure), send, last=True)
         except TimeoutError:
-            log.info("answer %s: its client has stopped reading", self._completion.id)
+            log.info("answer %s: its client has stopped reading", self._reply.id)
         return failure.code
 
 
@@ -184,14 +187,18 @@ class Metrics(BaseCallbackHandler):
                 log.debug("%s left because: %s", data["member"], data["reason"])
 
     def answered(
-        self, outcome: str, seconds: float, usage: Mapping[str, Any], summary: Mapping[str, Any]
+        self,
+        outcome: str,
+        seconds: float,
+        usage: UsageMetadata | None,
+        summary: Mapping[str, Any],
     ) -> None:
         """Count an answer that has ended in any way."""
         self.answers.labels(outcome).inc()
         self.answer_s.observe(seconds)
         tokens = {
-            "prompt": usage.get("prompt_tokens", 0),
-            "answer": usage.get("completion_tokens", 0),
+            "prompt": usage["input_tokens"] if usage else 0,
+            "answer": usage["output_tokens"] if usage else 0,
             **summary.get("tokens", {}),
         }
         for kind, count in tokens.items():

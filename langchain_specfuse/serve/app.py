@@ -10,6 +10,7 @@ from typing import Any
 
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
+from langchain_core.runnables import RunnableConfig
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 
@@ -21,8 +22,11 @@ from ..errors import UsageError
 from ..show.page import live
 from ..show.trace import Trace
 from .answers import RETRY_S, AnswerResponse, Metrics
-from .requests import Limits, refuse_other_model, request_in
-from .responses import ApiError, Completion, Rounds, api_error
+from .completions import Completion
+from .errors import ApiError, api_error
+from .replies import Reply
+from .requests import ChatRequest, Limits, read_request, refuse_other_model, request_in
+from .rounds import Rounds
 
 
 def app_of(
@@ -51,6 +55,7 @@ def app_of(
     llm = llm.model_copy(update={"output_version": "v0"})
     llm._checks_calls = False  # clients choose the schemas
     ensemble, call = ensemble_for(llm.members, llm.verifiers), Call.of(llm)
+    is_hosted = any(getattr(member, "is_hosted", False) for member in ensemble.members.values())
     metrics = Metrics(ensemble.admission)
     about = {"members": list(ensemble.members)}
     card = {
@@ -76,29 +81,33 @@ def app_of(
     )
     app.state.loaded = lambda: ensemble.loaded(call)
 
-    async def answer(request: Request, recorder: TraceCallbackHandler | None = None) -> Response:
+    async def answer(
+        request: Request,
+        reply_to: Callable[[ChatRequest], Reply],
+        *handlers: Any,
+        read: Callable[[Any, str, Limits], ChatRequest] = read_request,
+    ) -> Response:
         ensemble.load(call)  # again, if loading has failed
         if not ensemble.is_ready(call):
             loading = f"members are loading\n-> try again in about {RETRY_S} s"
             raise ApiError(503, loading, code="loading", retry_after_s=RETRY_S)
-        chat_request = await request_in(request, model, limits)
-        handlers: list[Any] = [metrics]
-        completion = Completion(model, with_usage=chat_request.include_usage)
-        if recorder:
-            handlers.append(recorder)
-            completion = Rounds(model, recorder, show_rejected=show_rejected)
-        options = {**defaults, **chat_request.options, **bounds}
+        asked = await request_in(request, limits, lambda body: read(body, model, limits))
+        reply = reply_to(asked)
+        options = {**defaults, **asked.options, **bounds}
+        if not is_hosted:
+            options.pop("reasoning_effort", None)
         try:
-            chunks = llm.astream(chat_request.messages, {"callbacks": handlers}, **options)
+            config: RunnableConfig = {"callbacks": [metrics, reply, *handlers]}
+            chunks = llm.astream(asked.messages, config, **options)
         except UsageError as error:
             raise api_error(error) from None
-        return AnswerResponse(
-            chunks, completion, metrics, stream=chat_request.stream, timeout=timeout
-        )
+        return AnswerResponse(chunks, reply, metrics, stream=asked.stream, timeout=timeout)
 
     @app.post("/v1/chat/completions", dependencies=guarded)
     async def completions(request: Request) -> Response:
-        return await answer(request)
+        return await answer(
+            request, lambda asked: Completion(model, with_usage=asked.include_usage)
+        )
 
     if page:
         html = live(Trace().as_dict())
@@ -110,7 +119,9 @@ def app_of(
 
         @app.post("/v1/specfuse/rounds", dependencies=guarded)
         async def rounds(request: Request) -> Response:
-            return await answer(request, TraceCallbackHandler(kept=1))
+            recorder = TraceCallbackHandler(kept=1)
+            rounds = Rounds(model, recorder, show_rejected=show_rejected)
+            return await answer(request, lambda asked: rounds, recorder)
 
     @app.get("/v1/models", dependencies=guarded)
     async def models() -> dict[str, Any]:

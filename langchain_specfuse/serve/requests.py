@@ -1,4 +1,5 @@
-"""Read the body of a request strictly, into LangChain messages and options of the chat model.
+"""Read the body of a request for a chat completion strictly, into LangChain messages and options
+of the chat model.
 
 A client may choose how its answer is sampled and formatted, but not which members answer. An option
 that would change the answer and is not supported is refused, not ignored.
@@ -7,8 +8,10 @@ that would change the answer and is not supported is refused, not ignored.
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
@@ -18,7 +21,7 @@ from starlette.requests import ClientDisconnect, Request
 from ..chat.messages import read_json
 from ..chat.options import FOREIGN
 from ..errors import meant
-from .responses import ApiError, invalid
+from .errors import ApiError, invalid
 
 BODY_TIMEOUT_S = 30.0
 MAX_FORMAT_BYTES = 128 * 1024
@@ -39,8 +42,10 @@ FORMATS = (
     "grammar",
 )
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
-OPTIONS = (*SAMPLING, "stop", "logprobs", *FORMATS)
+OPTIONS = (*SAMPLING, "stop", "logprobs", "reasoning_effort", *FORMATS)
 """Options of the chat model that a client may choose."""
+BUDGETS = ("max_output_tokens", "max_completion_tokens", "max_tokens")
+"""OpenAI's names for the same option. The first one is that of responses."""
 IGNORED = {
     "user",
     "metadata",
@@ -54,7 +59,7 @@ IGNORED = {
 NEUTRAL = {
     name: option.neutral
     for name, option in FOREIGN.items()
-    if option.has_neutral and name not in IGNORED
+    if option.has_neutral and name not in IGNORED and name not in OPTIONS
 }
 NEUTRAL |= {"functions": [], "function_call": "none"}
 """Unsupported options, accepted only with a neutral value."""
@@ -64,6 +69,8 @@ MESSAGES: dict[str, type[BaseMessage]] = {
     "tool": ToolMessage,
 }
 MESSAGES |= dict.fromkeys(("system", "developer"), SystemMessage)
+IMAGES = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF")
+"""How the data of an image begins: PNG, JPEG, GIF, WebP."""
 _USER = '{"role": "user", "content": "Why is the sky blue?"}'
 EXAMPLE = f"for example {_USER}"
 
@@ -86,12 +93,15 @@ class Limits(BaseModel, frozen=True, extra="forbid"):
     )
 
 
-async def request_in(request: Request, model: str, limits: Limits) -> ChatRequest:
-    """The question in an HTTP request. Raises :class:`ApiError` if something is wrong with it."""
+async def request_in(
+    request: Request, limits: Limits, read: Callable[[Any], ChatRequest]
+) -> ChatRequest:
+    """The question in an HTTP request, which ``read`` reads from its JSON. Raises
+    :class:`ApiError` if something is wrong with it."""
     body = await _received(request, limits)
     if len(body) <= SMALL_BODY_BYTES:
-        return read_request(_parsed(body), model, limits)
-    return await asyncio.to_thread(lambda: read_request(_parsed(body), model, limits))
+        return read(_parsed(body))
+    return await asyncio.to_thread(lambda: read(_parsed(body)))
 
 
 async def _received(request: Request, limits: Limits) -> bytes:
@@ -145,6 +155,8 @@ class ChatRequest:
     """Options of the chat model for this call."""
     stream: bool = False
     include_usage: bool = False
+    sent: Mapping[str, Any] = field(default_factory=dict)
+    """The options as the client wrote them, for replies that repeat them."""
 
 
 class _Fields(BaseModel):
@@ -154,23 +166,54 @@ class _Fields(BaseModel):
     stream: bool = Field(False, strict=True)
     stream_options: dict[Literal["include_usage", "include_obfuscation"], bool] = {}
     response_format: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
     seed: int | None = Field(None, strict=True, ge=-(2**63), lt=2**63)
 
 
-USED = {"model", "max_tokens", "max_completion_tokens", *_Fields.model_fields, *OPTIONS}
+USED = {"model", *BUDGETS[1:], *_Fields.model_fields, *OPTIONS}
 
 
 def read_request(body: Any, model: str, limits: Limits) -> ChatRequest:
     """The request in this body. Raises :class:`ApiError` if something is wrong with it."""
+    sent = options_in(body, USED, NEUTRAL, f'with at least "model" and "messages": [{_USER}]')
+    return checked(sent, model, limits)
+
+
+def options_in(
+    body: Any, used: Collection[str], neutral: Mapping[str, Any], advice: str
+) -> dict[str, Any]:
+    """The options in a body that are not null. Other names than those that are ``used`` or ignored
+    are refused, and so are other values than ``neutral`` ones."""
     if not isinstance(body, dict):
-        raise invalid(
-            f"the body must be a JSON object, got {body!r:.80}",
-            'with at least "model" and "messages"',
-        )
+        raise invalid(f"the body must be a JSON object, got {body!r:.80}", advice)
     sent = {name: value for name, value in body.items() if value is not None}
-    _refuse_unknown(sent)
-    refuse_other_model(sent.get("model"), model)
+    for name, value in sent.items():
+        if name not in IGNORED and name not in used and name not in neutral:
+            advice = meant(name, used, f"the options are {', '.join(sorted(used))}")
+            raise invalid(
+                f"there is no option {name!r:.80}",
+                advice,
+                param=f"{name:.80}",
+                code="unknown_parameter",
+            )
+        if value != neutral.get(name, value):
+            message = f"{name} is not supported, got {value!r:.80}"
+            raise invalid(
+                message,
+                f"leave it out, or send {json.dumps(neutral[name])}",
+                param=name,
+                code="unsupported_parameter",
+            )
     _refuse_many(sent)
+    return sent
+
+
+def checked(
+    sent: dict[str, Any], model: str, limits: Limits, places: Sequence[str] = ()
+) -> ChatRequest:
+    """The request with these options of a chat completion. ``places``: where errors say that each
+    message is."""
+    refuse_other_model(sent.get("model"), model)
     try:
         fields = _Fields.model_validate(sent)
     except ValidationError as error:
@@ -179,9 +222,8 @@ def read_request(body: Any, model: str, limits: Limits) -> ChatRequest:
         raise invalid(
             f"{name} cannot be {sent.get(name)!r:.80}: {_reason(error)}", advice, param=name
         ) from None
-    messages = [
-        _message(message, f"messages[{index}]") for index, message in enumerate(fields.messages)
-    ]
+    places = places or [f"messages[{index}]" for index in range(len(fields.messages))]
+    messages = [_message(*item) for item in zip(fields.messages, places, strict=True)]
     usage = fields.stream_options.get("include_usage", False)
     return ChatRequest(messages, _options(sent, limits), fields.stream, usage)
 
@@ -197,35 +239,16 @@ def refuse_other_model(name: Any, model: str) -> None:
     raise ApiError(status, message, code="model_not_found", param="model")
 
 
-def _refuse_unknown(sent: dict[str, Any]) -> None:
-    for name, value in sent.items():
-        if name not in USED | IGNORED | NEUTRAL.keys():
-            advice = meant(name, USED, f"the options are {', '.join(sorted(USED))}")
-            raise invalid(
-                f"there is no option {name!r:.80}",
-                advice,
-                param=f"{name:.80}",
-                code="unknown_parameter",
-            )
-        if value != NEUTRAL.get(name, value):
-            message = f"{name} is not supported, got {value!r:.80}"
-            raise invalid(
-                message,
-                f"leave it out, or send {json.dumps(NEUTRAL[name])}",
-                param=name,
-                code="unsupported_parameter",
-            )
-
-
 def _refuse_many(sent: dict[str, Any]) -> None:
     """Refuse a request with so many parts that reading it would take long."""
     for name, value in sent.items():
         if name in IGNORED or not isinstance(value, list | dict):
             continue
-        count = _parts_in(value) if name == "messages" else len(value)
+        is_conversation = name in ("messages", "input")
+        count = _parts_in(value) if is_conversation else len(value)
         if count > MAX_PARTS:
             what, advice = "items", "send fewer items"
-            if name == "messages":
+            if is_conversation:
                 what = "messages, parts and tool calls together"
                 advice = "shorten the conversation"
             raise invalid(
@@ -241,7 +264,7 @@ def _parts_in(messages: list[Any] | dict[str, Any]) -> int:
     count = len(messages)
     for message in messages:
         if isinstance(message, dict):
-            fields = (message.get("content"), message.get("tool_calls"))
+            fields = (message.get(name) for name in ("content", "tool_calls", "output"))
             count += sum(len(field) for field in fields if isinstance(field, list))
     return count
 
@@ -260,8 +283,8 @@ def _message(message: Any, where: str) -> BaseMessage:
         for name in ("content", "name", "tool_call_id")
         if message.get(name) is not None
     }
-    if role == "user":
-        _refuse_media(fields.get("content"), where)
+    if isinstance(fields.get("content"), list):
+        fields["content"] = [_part(part, where) for part in fields["content"]]
     try:
         calls = [_call(call) for call in message.get("tool_calls") or ()]
         if role == "assistant" and calls:
@@ -275,16 +298,37 @@ def _message(message: Any, where: str) -> BaseMessage:
         ) from None
 
 
-def _refuse_media(content: Any, where: str) -> None:
-    """Refuse parts that are not text. Chat models of some providers fetch an image's address
-    themselves, so that a client could reach this host's network."""
-    if not isinstance(content, list):
-        return
-    for part in content:
-        if isinstance(part, dict) and part.get("type") != "text":
-            kind = part.get("type")
-            message = f"{where} has a part of type {kind!r:.80}; the endpoint takes text"
-            raise invalid(message, "describe images and files in words", param=where)
+def _part(part: Any, where: str) -> Any:
+    """A part of a message: an image as LangChain's standard block, text as it is."""
+    kind = part.get("type") if isinstance(part, dict) else "text"
+    if kind in ("text", "refusal"):
+        return part
+    if kind != "image_url":
+        message = f"{where} has a part of type {kind!r:.80}; the endpoint takes text and images"
+        raise invalid(message, "describe files and sounds in words", param=where)
+    image = part.get("image_url")
+    fields = dict(image) if isinstance(image, dict) else {"url": image}
+    url = fields.pop("url", None)
+    block: dict[str, Any] = {"type": "image", "extras": fields} if fields else {"type": "image"}
+    if isinstance(url, str) and url.startswith("https://"):
+        return {**block, "url": url}
+    mime_type, _, data = str(url).removeprefix("data:").partition(";base64,")
+    if mime_type.startswith("image/") and _is_image(data):
+        return {**block, "base64": data, "mime_type": mime_type}
+    raise invalid(
+        f"{where} has an image that is neither data nor an https address",
+        "send 'data:image/png;base64,...' (or jpeg, gif, webp), or 'https://...'",
+        param=where,
+    )
+
+
+def _is_image(data: str) -> bool:
+    """Whether this is an image in base64. Otherwise it may be a path: ChatOllama's client reads the
+    file at a path that it gets as data."""
+    try:
+        return base64.b64decode(data, validate=True).startswith(IMAGES)
+    except ValueError:
+        return False
 
 
 def _call(tool_call: Any) -> dict[str, Any]:
@@ -316,11 +360,11 @@ def _options(sent: dict[str, Any], limits: Limits) -> dict[str, Any]:
         message = f"tools and formats take {size} bytes as JSON; the limit is {MAX_FORMAT_BYTES}"
         raise invalid(message, "send fewer tools, or a smaller schema", code="shape_too_large")
     _add_parameters(options.get("tools"))
-    # OpenAI has two names for the same option.
-    name = "max_completion_tokens" if "max_completion_tokens" in sent else "max_tokens"
-    budget = sent.get(name)
-    if budget is None:
+    names = [name for name in BUDGETS if name in sent]
+    if not names:
         return options
+    name = names[0]
+    budget = sent[name]
     if sent.get("max_tokens", budget) != budget:
         raise invalid(f"max_tokens and {name} differ", "leave max_tokens out", param="max_tokens")
     if isinstance(budget, int) and budget > limits.max_answer_tokens:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from langchain_specfuse import CheckError, TraceCallbackHandler, checks
-from langchain_specfuse.serve.responses import Rounds
+from langchain_specfuse.serve.rounds import Rounds
 
 from .conftest import ensemble, events
 
