@@ -34,8 +34,8 @@ def parser() -> argparse.ArgumentParser:
     parser = new_parser(
         "serve",
         "Serve an ensemble to clients that speak OpenAI's protocol: /v1/chat/completions, "
-        "/v1/models, /health, /ready, /metrics; and a page for the browser at /. Without --members "
-        "the demo ensemble answers.",
+        "/v1/responses, /v1/models, /health, /ready, /metrics; and a page for the browser at /. "
+        "Without --members the demo ensemble answers.",
         "exit codes: 0 stopped by a signal, 1 the members could not be loaded, 2 a mistake in the "
         "call",
     )

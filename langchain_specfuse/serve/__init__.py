@@ -1,4 +1,4 @@
-"""Serve an ensemble over HTTP with OpenAI's chat completions protocol."""
+"""Serve an ensemble over HTTP with OpenAI's protocols, chat completions and responses."""
 
 from .app import app_of
 from .requests import Limits

@@ -26,6 +26,8 @@ from .completions import Completion
 from .errors import ApiError, api_error
 from .replies import Reply
 from .requests import ChatRequest, Limits, read_request, refuse_other_model, request_in
+from .responses import Response as OpenAIResponse
+from .responses import read_response_request
 from .rounds import Rounds
 
 
@@ -107,6 +109,14 @@ def app_of(
     async def completions(request: Request) -> Response:
         return await answer(
             request, lambda asked: Completion(model, with_usage=asked.include_usage)
+        )
+
+    @app.post("/v1/responses", dependencies=guarded)
+    async def responses(request: Request) -> Response:
+        return await answer(
+            request,
+            lambda asked: OpenAIResponse(model, asked.sent),
+            read=read_response_request,
         )
 
     if page:

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from langchain_core.messages import convert_to_messages
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response
 
 from langchain_specfuse import ScriptedMember
 from langchain_specfuse.chat.messages import turns_of
@@ -127,9 +128,23 @@ anything = st.recursive(
 )
 
 
+def changed(draw: Any, body: dict[str, Any]) -> dict[str, Any]:
+    """Replace, add or remove something in a body, or leave it as it is."""
+    for _ in range(draw(st.integers(0, 2))):
+        holder, key = draw(st.sampled_from(list(places_in(body))))
+        change = draw(st.sampled_from(["other", "gone", "more"]))
+        if change == "gone":
+            holder.pop(key)
+        elif change == "more" and isinstance(holder, dict):
+            holder[draw(st.sampled_from(KNOWN) | broken)] = copy.deepcopy(draw(anything))
+        else:
+            holder[key] = copy.deepcopy(draw(anything))
+    return body
+
+
 @st.composite
 def bodies(draw: Any) -> dict[str, Any]:
-    """Draw a request that is probably valid, or one with something replaced, added or removed."""
+    """Draw a request that is probably valid, or one with something changed."""
     names = draw(st.lists(st.sampled_from(sorted(RIGHT)), max_size=4, unique=True))
     if "tool_choice" in names or "parallel_tool_calls" in names:
         names.append("tools")
@@ -137,23 +152,41 @@ def bodies(draw: Any) -> dict[str, Any]:
     body = copy.deepcopy(
         {"model": "specfuse", "messages": draw(conversations | st.just(QUESTION)), **options}
     )
-    for _ in range(draw(st.integers(0, 2))):
-        holder, key = draw(st.sampled_from(list(places_in(body))))
-        change = draw(st.sampled_from(["other", "gone", "more"]))
-        if change == "gone":
-            holder.pop(key)
-        elif change == "more" and isinstance(holder, dict):
-            holder[draw(st.sampled_from(KNOWN) | broken)] = draw(anything)
-        else:
-            holder[key] = draw(anything)
-    return body
+    return changed(draw, body)
 
 
-def poster(endpoint: Endpoint) -> Callable[[Any], httpx2.Response]:
+ITEMS: list[dict[str, Any]] = [
+    {"role": "user", "content": "Why is the sky blue?"},
+    {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Why?"}]},
+    {"type": "reasoning", "id": "rs_1", "summary": []},
+    {"type": "function_call", "call_id": "c", "name": "add", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "c", "output": "3"},
+]
+RESPONSE_OPTIONS: dict[str, Any] = {
+    "instructions": "Be brief.",
+    "max_output_tokens": 5,
+    "tools": [{"type": "function", "name": "add", "parameters": ADD}],
+    "text": {"format": {"type": "json_schema", "name": "s", "schema": ADD}},
+    "reasoning": {"effort": "low"},
+    "include": ["message.output_text.logprobs"],
+    "stream": True,
+}
+
+
+@st.composite
+def response_bodies(draw: Any) -> dict[str, Any]:
+    """Draw a request for a response, as ``bodies`` does."""
+    names = draw(st.lists(st.sampled_from(sorted(RESPONSE_OPTIONS)), max_size=4, unique=True))
+    items = draw(st.lists(st.sampled_from(ITEMS), min_size=1, max_size=4))
+    options = {name: RESPONSE_OPTIONS[name] for name in names}
+    return changed(draw, copy.deepcopy({"model": "specfuse", "input": items, **options}))
+
+
+def poster(endpoint: Endpoint) -> Callable[..., httpx2.Response]:
     """Send bodies over one connection."""
     client, headers = endpoint.http(), {"content-type": "application/json"}
-    return lambda body: client.post(
-        endpoint.url + PATH, content=json.dumps(body).encode(), headers=headers
+    return lambda body, path=PATH: client.post(
+        endpoint.url + path, content=json.dumps(body).encode(), headers=headers
     )
 
 
@@ -170,15 +203,19 @@ def post():
         assert endpoint.ask().json()["choices"][0]["message"]["content"] == BLUE
 
 
+def refused(response: httpx2.Response) -> None:
+    assert 400 <= response.status_code < 500, response.text
+    assert response.headers["content-type"] == "application/json"
+    (error,) = response.json().values()
+    assert set(error) == {"message", "type", "param", "code"}
+    assert 0 < len(error["message"]) < 10_000 and isinstance(error["code"], str)
+
+
 def well_formed(response: httpx2.Response) -> str | None:
     """Return the text and calls of an answer in OpenAI's form, or None for an error in OpenAI's
     form."""
     if response.status_code != 200:
-        assert 400 <= response.status_code < 500, response.text
-        assert response.headers["content-type"] == "application/json"
-        (error,) = response.json().values()
-        assert set(error) == {"message", "type", "param", "code"}
-        assert 0 < len(error["message"]) < 10_000 and isinstance(error["code"], str)
+        refused(response)
         return None
     if not response.headers["content-type"].startswith("text/event-stream"):
         answer = ChatCompletion.model_validate(response.json(), strict=True)
@@ -223,6 +260,22 @@ def test_streamed_or_whole_it_is_the_same_answer_or_the_same_refusal(
     if whole.status_code != 200:
         assert whole.json() == streamed.json()
     well_formed(post(body))
+
+
+@quick
+@given(body=response_bodies())
+def test_a_response_or_a_refusal_answers_any_request_for_a_response(
+    post: Any, body: dict[str, Any]
+) -> None:
+    response = post(body, "/v1/responses")
+    if response.status_code != 200:
+        refused(response)
+        return
+    answer = response.text
+    if response.headers["content-type"].startswith("text/event-stream"):
+        *_, last = answer.strip().split("\n\n")
+        answer = json.dumps(json.loads(last.partition("\ndata: ")[2])["response"])
+    assert Response.model_validate_json(answer).status in ("completed", "incomplete")
 
 
 @quick

@@ -12,6 +12,7 @@ from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_specfuse import SpecFuseChatModel
 from langchain_specfuse.serve import Limits
 from langchain_specfuse.serve.requests import read_request
+from langchain_specfuse.serve.responses import read_response_request
 
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n and so on").decode()
 DATA = f"data:image/png;base64,{PNG}"
@@ -49,6 +50,17 @@ def test_an_image_is_a_block_in_its_place():
     asked = read_request({"model": "m", "messages": conversation}, "m", Limits()).messages
     assert asked[0] == HumanMessage(BLOCKS) and asked[2] == ToolMessage(BLOCKS, tool_call_id="c")
     assert asked[1].tool_calls[0]["id"] == "c"
+    images = [
+        {"type": "input_text", "text": "What is this?"},
+        {"type": "input_image", "image_url": DATA, "detail": "low"},
+        {"type": "input_image", "image_url": ADDRESS},
+    ]
+    items = [
+        {"role": "user", "content": images},
+        {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": images},
+    ]
+    assert read_response_request({"model": "m", "input": items}, "m", Limits()).messages == asked
 
 
 def test_a_chat_model_sees_the_image(serve):

@@ -97,4 +97,5 @@ def test_the_model_is_the_member_that_wrote(serve):
     members[0] = Failing(BLUE, name="first")
     client = serve(ensemble(*members, lead="first")).client()
     assert client.chat.completions.create(**asked).model == "second"
+    assert client.responses.create(model="specfuse", input="Why?").model == "second"
     assert [model.id for model in client.models.list()] == ["specfuse"]
