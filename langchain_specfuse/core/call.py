@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from ..errors import MemberError, UsageError
@@ -92,15 +92,10 @@ def refuse_closed() -> None:
         )
 
 
-@contextmanager
-def interrupted_by(interrupt: Callable[[], None]) -> Iterator[None]:
+def interrupted_by(interrupt: Callable[[], None]) -> AbstractContextManager[None]:
     """If this thread's work is closed meanwhile, another thread calls ``interrupt``."""
     call = current()
-    if call is None:
-        yield
-        return
-    with call.interrupted_by(interrupt):
-        yield
+    return nullcontext() if call is None else call.interrupted_by(interrupt)
 
 
 # --- its replies ----------------------------------------------------------------------------------

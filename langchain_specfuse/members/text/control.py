@@ -170,7 +170,6 @@ class Cover:
 
     def __init__(self) -> None:
         self._head = f"{secrets.randbelow(10**20):020}"  # nobody can guess it
-        self._number = re.compile(self._head + r"(\d{8})")
         self._hidden: list[str] = []
 
     def __len__(self) -> int:
@@ -186,7 +185,9 @@ class Cover:
         pieces: list[str] = []
         spans: list[tuple[int, int]] = []
         size = at = 0
-        for match in self._number.finditer(rendered):
+        # Compiling the pattern takes as long as a short request, so only if it is needed.
+        number = self._head + r"(\d{8})"
+        for match in re.finditer(number, rendered) if self._hidden else ():
             before = rendered[at : match.start()]
             hidden = self._hidden[int(match[1])]
             pieces += [before, hidden]
