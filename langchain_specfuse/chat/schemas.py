@@ -32,7 +32,8 @@ def is_schema(source: Any) -> bool:
         return False
     kind = source.get("type")
     kinds = kind if isinstance(kind, list) else [kind]
-    return set(kinds) <= _JSON_TYPES or (kind is None and bool(_SCHEMA_WORDS & source.keys()))
+    is_type = all(isinstance(name, str) and name in _JSON_TYPES for name in kinds)
+    return is_type or (kind is None and bool(_SCHEMA_WORDS & source.keys()))
 
 
 def schema_of(source: Any, strict: bool | None = None) -> dict[str, Any]:

@@ -169,6 +169,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}
         ({"tools": [None]}, None),
         ({"tools": TOOLS, "tool_choice": {"type": "custom", "custom": {}}}, "tool_choice"),
         ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"response_format": {"type": {}}}, "response_format"),
         ({"response_format": "json"}, "response_format"),
         (
             {
