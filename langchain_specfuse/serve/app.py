@@ -25,7 +25,7 @@ from .answers import RETRY_S, AnswerResponse, Metrics
 from .completions import Completion
 from .errors import ApiError, api_error
 from .replies import Reply
-from .requests import ChatRequest, Limits, read_request, refuse_other_model, request_in
+from .requests import HOSTED, ChatRequest, Limits, read_request, refuse_other_model, request_in
 from .responses import Response as OpenAIResponse
 from .responses import read_response_request
 from .rounds import Rounds
@@ -97,7 +97,7 @@ def app_of(
         reply = reply_to(asked)
         options = {**defaults, **asked.options, **bounds}
         if not is_hosted:
-            options.pop("reasoning_effort", None)
+            options = {name: value for name, value in options.items() if name not in HOSTED}
         try:
             config: RunnableConfig = {"callbacks": [metrics, reply, *handlers]}
             chunks = llm.astream(asked.messages, config, **options)

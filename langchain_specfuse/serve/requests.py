@@ -42,7 +42,9 @@ FORMATS = (
     "grammar",
 )
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
-OPTIONS = (*SAMPLING, "stop", "logprobs", "reasoning_effort", *FORMATS)
+HOSTED = ("reasoning_effort", "verbosity")
+"""Options for chat models only. Where no member is one, they have no effect."""
+OPTIONS = (*SAMPLING, "stop", "logprobs", *HOSTED, *FORMATS)
 """Options of the chat model that a client may choose."""
 BUDGETS = ("max_output_tokens", "max_completion_tokens", "max_tokens")
 """OpenAI's names for the same option. The first one is that of responses."""
@@ -54,6 +56,7 @@ IGNORED = {
     "prompt_cache_key",
     "prompt_cache_retention",
     "prediction",
+    "client_metadata",  # Codex sends it
 }
 """Options that are accepted but do not affect the answer."""
 NEUTRAL = {
@@ -167,6 +170,7 @@ class _Fields(BaseModel):
     stream_options: dict[Literal["include_usage", "include_obfuscation"], bool] = {}
     response_format: dict[str, Any] | None = None
     reasoning_effort: str | None = None
+    verbosity: str | None = None
     seed: int | None = Field(None, strict=True, ge=-(2**63), lt=2**63)
 
 

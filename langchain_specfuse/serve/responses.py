@@ -51,6 +51,7 @@ def read_response_request(body: Any, model: str, limits: Limits) -> ChatRequest:
     chat["tool_choice"] = _tool_choice(sent.get("tool_choice"))
     text = _fields(sent, "text")
     chat["response_format"] = _format(text.get("format"))
+    chat["verbosity"] = text.get("verbosity")
     chat["reasoning_effort"] = _fields(sent, "reasoning").get("effort")
     include = sent.get("include")
     if isinstance(include, list) and _LOGPROBS in include:

@@ -210,7 +210,7 @@ def test_a_client_does_not_choose_who_answers_or_how_they_agree(endpoint):
     ):
         error = wrong(endpoint.ask(**{name: ["/etc/passwd"]}), 400, "unknown_parameter")
         assert error["param"] == name
-    for name, near in (("max_token", "max_tokens"), ("stops", "stop"), ("verbosity", None)):
+    for name, near in (("max_token", "max_tokens"), ("stops", "stop"), ("modality", None)):
         message = endpoint.ask(**{name: "low"}).json()["error"]["message"]
         assert ("did you mean" in message) == bool(near) and (not near or repr(near) in message)
     neutral = {

@@ -159,6 +159,31 @@ def test_calls_of_one_turn_are_one_message(serve):
     assert [made.id for made in assistant.calls] == [result.call_id for result in results]
 
 
+def test_a_request_as_codex_writes_it_is_answered(serve):
+    """``ResponsesApiRequest`` in codex-rs/codex-api/src/common.rs."""
+    part = {"type": "input_text", "text": QUESTION}
+    items = [
+        {"type": "message", "role": "developer", "content": [{**part, "text": "Be brief."}]},
+        {"type": "message", "role": "user", "content": [part]},
+    ]
+    *_, last = ask(
+        serve().client(),
+        instructions="You are a coding agent.",
+        input=items,
+        tools=[{**TOOL, "strict": False}],
+        tool_choice="auto",
+        parallel_tool_calls=True,
+        reasoning={"effort": "medium", "summary": "auto"},
+        store=False,
+        stream=True,
+        include=["reasoning.encrypted_content"],
+        prompt_cache_key="thread",
+        text={"verbosity": "medium"},
+        extra_body={"client_metadata": {"installation": "id"}},
+    )
+    assert (last.type, last.response.output_text) == ("response.completed", BLUE)
+
+
 def test_a_format_is_kept(serve):
     client = serve(ensemble(JOKE, JOKE)).client()
     parsed = client.responses.parse(model="specfuse", input="A joke?", text_format=Joke)
