@@ -12,6 +12,9 @@ from typing import Any
 import httpx2
 import pytest
 from chat.conftest import BLUE, WIDE, until
+from langchain_core.language_models import FakeListChatModel
+from langchain_core.messages import AIMessageChunk
+from langchain_core.outputs import ChatGenerationChunk
 from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -32,6 +35,17 @@ def ensemble(*answers: Any, **options: Any) -> SpecFuseChatModel:
         for member, name in named
     ]
     return SpecFuseChatModel(**{"members": members, "segment_tokens": 4, **options})
+
+
+class Thinking(FakeListChatModel):
+    """Reasons, and answers."""
+
+    responses: list[str] = ["It is blue."]  # noqa: RUF012
+
+    def _stream(self, *args: Any, **kwargs: Any) -> Iterator[ChatGenerationChunk]:
+        thought = {"reasoning_content": "The air."}
+        yield ChatGenerationChunk(message=AIMessageChunk("", additional_kwargs=thought))
+        yield from super()._stream(*args, **kwargs)
 
 
 @dataclass

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
-from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import AIMessageChunk
 from langchain_core.messages.tool import tool_call_chunk
 
 from langchain_specfuse import ScriptedMember, SpecFuseChatModel
 from langchain_specfuse.serve.completions import Completion
 
-from .conftest import BLUE, QUESTION, ensemble
+from .conftest import BLUE, QUESTION, Thinking, ensemble
 
 SUMMARY = {"exits": [{"member": "a", "reason": "secret"}], "finish": "stop"}
 
@@ -43,10 +42,7 @@ def test_reasoning_is_sent_but_reasons_of_exits_are_not():
 
 
 def test_a_client_gets_the_reasoning_beside_the_answer(serve):
-    llm = SpecFuseChatModel(
-        members=[FakeListChatModel(responses=["<think>The air.</think>It is blue."])]
-    )
-    message = serve(llm).ask().json()["choices"][0]["message"]
+    message = serve(SpecFuseChatModel(members=[Thinking()])).ask().json()["choices"][0]["message"]
     assert (message["content"], message["reasoning_content"]) == ("It is blue.", "The air.")
 
 

@@ -7,7 +7,6 @@ import json
 import openai
 import pytest
 from langchain.agents import create_agent
-from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI
 from openai.types.responses import Response, ResponseStreamEvent
@@ -15,7 +14,7 @@ from pydantic import TypeAdapter
 
 from langchain_specfuse import ScriptedMember, SpecFuseChatModel, checks
 
-from .conftest import BLUE, ensemble
+from .conftest import BLUE, Thinking, ensemble
 from .test_clients import CALL, JOKE, Joke, get_weather
 
 PATH = "/v1/responses"
@@ -31,9 +30,7 @@ TOOL = {
     },
     "strict": True,
 }
-THINKING = SpecFuseChatModel(
-    members=[FakeListChatModel(responses=["<think>The air.</think>It is blue."])]
-)
+THINKING = SpecFuseChatModel(members=[Thinking()])
 BEGIN = ["created", "in_progress"]
 ITEM = ["output_item.added", "output_item.done"]
 PART = ["content_part.added", "content_part.done"]
