@@ -97,11 +97,8 @@ def _stand_in(name: str, advice: str, error: ModuleNotFoundError) -> type:
     an error that says what to install, so ``import *`` and ``inspect`` work without them."""
 
     def refuse(*_: Any, **__: Any) -> Any:
-        from .errors import advised
-
-        needs = f"needs {error.name}, which is not installed"
-        missing = ModuleNotFoundError(f"{name} {needs}", name=error.name)
-        raise advised(missing, advice) from error
+        needs = f"{name} needs {error.name}, which is not installed\n-> {advice}"
+        raise ModuleNotFoundError(needs, name=error.name) from error
 
     about = {"__doc__": f"Not installed: {advice}", "__module__": __name__, "__new__": refuse}
     return type(name, (), about)

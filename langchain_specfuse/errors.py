@@ -9,9 +9,9 @@
         ├── CheckError       a check of the user: no text passed it, or it failed itself
         └── EnsembleError    all members: none is left to finish the answer
 
-A message says what happened, what was given and what was expected; a note (``error.add_note``) says
-what to do next. The chat model raises them in classes that are LangChain's as well (see
-``chat.errors``), so that its retry, fallback and summarization middleware recognise them.
+A message says what happened, what was given and what was expected; a note below it says what to do
+next. The chat model raises them in classes that are LangChain's as well (see ``chat.errors``), so
+that its retry, fallback and summarization middleware recognise them.
 """
 
 from __future__ import annotations
@@ -23,10 +23,31 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 _E = TypeVar("_E", bound=BaseException)
+_Ours = TypeVar("_Ours", bound="SpecFuseError")
 
 
 class SpecFuseError(Exception):
-    """Base of every error that langchain-specfuse raises on purpose."""
+    """Base of every error that langchain-specfuse raises on purpose. Its text is its ``message``,
+    and below that its ``notes``, which say what to do next.
+
+    >>> print(advised(UsageError("there is no member"), "name one"))
+    there is no member
+    -> name one
+    """
+
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return "\n".join([self.message, *self.notes])
+
+    @property
+    def message(self) -> str:
+        return super().__str__()
+
+    def add_note(self, note: str) -> None:
+        """Add a line to the text. Python's own notes are missing from ``str(error)``, and so from
+        most logs."""
+        self.notes = (*self.notes, note)
 
 
 class UsageError(SpecFuseError, ValueError):
@@ -149,7 +170,21 @@ def imported(module: str, what: str, extra: str) -> Any:
         raise advised(missing, f'pip install "langchain-specfuse[{extra}]"') from error
 
 
-def advised(error: _E, advice: str) -> _E:
+def advised(error: _Ours, advice: str) -> _Ours:
     """The same error with a note that says what to do next."""
     error.add_note(f"-> {advice}")
     return error
+
+
+def message_of(error: BaseException) -> str:
+    """What an error says, without its notes."""
+    return error.message if isinstance(error, SpecFuseError) else str(error)
+
+
+def notes_in(*errors: BaseException | None) -> list[str]:
+    """The notes of these errors, each once."""
+    notes: list[str] = []
+    for error in errors:
+        own = error.notes if isinstance(error, SpecFuseError) else ()
+        notes += own or getattr(error, "__notes__", ())
+    return list(dict.fromkeys(notes))

@@ -282,7 +282,7 @@ for name, extra in (
     try:
         names[name]("http://localhost:8000/v1")
     except ImportError as error:
-        assert f"langchain-specfuse[{extra}]" in error.__notes__[0], error.__notes__
+        assert f"langchain-specfuse[{extra}]" in str(error), error
         assert not isinstance(llm, names[name])
     else:
         raise AssertionError(name)

@@ -1,12 +1,12 @@
 """Raise this package's errors as LangChain's classes too, because its retry, fallback and
 summarization middleware act on those.
 
-UsageError ───── InvalidRequestError   also LangChain's ModelInvalidRequestError: never retried
+UsageError ───── UsageError            also LangChain's ModelInvalidRequestError: never retried
 EnsembleError ── PromptTooLongError    also LangChain's ContextOverflowError
 MemberError ──── MemberNotFoundError   also LangChain's ModelNotFoundError
 SpecFuseError ── AnswerTimeoutError    also LangChain's ModelTimeoutError, and a TimeoutError
 BusyError ────── TooBusyError          also LangChain's ModelRateLimitError
-CheckError ───── RefusedTextError      also LangChain's ModelError: never retried
+CheckError ───── CheckError            also LangChain's ModelError: never retried
 EnsembleError ── EnsembleModel...      also LangChain's class for the failures of all members
 MemberError ──── MemberModel...        also LangChain's class for the member's failure
 """
@@ -30,24 +30,17 @@ from langchain_core.exceptions import (
     ModelTimeoutError,
 )
 
+from .. import errors
 from ..core.rounds import OVERFLOW
 from ..core.values import BUDGET
-from ..errors import (
-    BusyError,
-    CheckError,
-    EnsembleError,
-    MemberError,
-    SpecFuseError,
-    UsageError,
-    advised,
-)
+from ..errors import BusyError, EnsembleError, MemberError, SpecFuseError, advised, notes_in
 from ..members.network import status_of
 
 _Class = type[ModelError]
 _OurClass = type[EnsembleError] | type[MemberError]
 
 
-class InvalidRequestError(UsageError, ModelInvalidRequestError):
+class UsageError(errors.UsageError, ModelInvalidRequestError):
     """The call is invalid, so repeating it does not help."""
 
 
@@ -71,7 +64,7 @@ class TooBusyError(BusyError, ModelRateLimitError):
     seconds to try again."""
 
 
-class RefusedTextError(CheckError, ModelError):
+class CheckError(errors.CheckError, ModelError):
     """No text passed one of the user's checks, or a check itself failed. The answer has already
     tried again as often as ``redrafts`` allows, so it is not retryable."""
 
@@ -256,10 +249,10 @@ def _converted(error: SpecFuseError) -> SpecFuseError | None:
         return None
     if isinstance(error, BusyError):
         return _as(TooBusyError, error)
-    if isinstance(error, CheckError):
-        return _as(RefusedTextError, error)
-    if isinstance(error, UsageError):
-        return _as(InvalidRequestError, error)
+    if isinstance(error, errors.CheckError):
+        return _as(CheckError, error)
+    if isinstance(error, errors.UsageError):
+        return _as(UsageError, error)
     if isinstance(error, EnsembleError):
         # A member without budget for another request has not failed.
         failures = [failure for failure in error.failures if failure.kind != BUDGET]
@@ -280,9 +273,9 @@ def _with_class_of(
     converted: Any = _as(ours.get(shared, ours[ModelError]), error)
     converted.is_retryable = any(retryable for _, retryable in classes)
     for advice in _advice(failures, [theirs for theirs, _ in classes]):
-        if f"-> {advice}" not in _notes_of(converted):
+        if f"-> {advice}" not in converted.notes:
             advised(converted, advice)
-    if isinstance(converted, EnsembleError) and not _notes_of(converted):
+    if isinstance(converted, EnsembleError) and not converted.notes:
         advised(converted, _SEVERAL_FAILED if len(failures) > 1 else _ONE_FAILED)
     return converted  # type: ignore[no-any-return]
 
@@ -294,15 +287,10 @@ def _advice(failures: Sequence[MemberError], classes: Sequence[_Class]) -> Itera
         return
     same_class = len(set(classes)) == 1
     for failure, theirs in zip(failures, classes, strict=True):
-        has_advice = _notes_of(failure) or _notes_of(failure.__cause__)
-        if has_advice or theirs not in _ADVICE:
+        if notes_in(failure, failure.__cause__) or theirs not in _ADVICE:
             continue
         advice = _ADVICE[theirs]
         yield advice if same_class else f"{failure.member}: {advice}"
-
-
-def _notes_of(error: BaseException | None) -> Sequence[str]:
-    return getattr(error, "__notes__", ())
 
 
 def _as(kind: type[SpecFuseError], error: SpecFuseError) -> SpecFuseError:
@@ -318,12 +306,12 @@ def _class_of(failure: MemberError) -> tuple[_Class, bool]:
     by_kind = _KINDS.get(failure.kind)
     if by_kind is not None:
         return by_kind, by_kind.is_retryable
-    errors = list(_chain(failure))
-    for error in errors:
+    chain = list(_chain(failure))
+    for error in chain:
         if isinstance(error, ModelError):
             theirs = next(theirs for theirs in _ENSEMBLE_ERRORS if isinstance(error, theirs))
             return theirs, error.is_retryable
-    for error in errors:
+    for error in chain:
         by_content = _by_status(error) or _by_name(error)
         if by_content is not None:
             return by_content, by_content.is_retryable
@@ -356,7 +344,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 def _cause_of(error: SpecFuseError) -> BaseException | None:
     """The exception that a provider, a library or a check raised; otherwise the first member's
     failure."""
-    if isinstance(error, CheckError):
+    if isinstance(error, errors.CheckError):
         return error.__cause__
     failures = getattr(error, "failures", ())
     for failure in failures or [error]:

@@ -26,7 +26,7 @@ from ..core.rounds import OVERFLOW
 from ..core.values import Candidate, Effort, Failure, Query, Replies, Scored, ScoreJob, Turn
 from ..engine.ensemble import Ensemble
 from ..engine.scoring import Scorers
-from ..errors import EnsembleError, MemberError, UsageError, advised
+from ..errors import EnsembleError, MemberError, UsageError, advised, notes_in
 
 Kind = Literal["choice", "noul", "score"]
 """Choose a label; yes or no; a level of an ordered scale."""
@@ -363,10 +363,9 @@ def failing(what: str, failures: Mapping[str, Failure]) -> EnsembleError:
         error = MemberError(failure.message, member=name, kind=failure.kind)
         error.__cause__ = failure.cause
         errors.append(error)
-    reasons = "; ".join(f"{error.member} ({error.kind}): {error}" for error in errors)
+    reasons = "; ".join(f"{error.member} ({error.kind}): {error.message}" for error in errors)
     wrong = EnsembleError(f"{what}: {reasons}", failures=tuple(errors))
-    notes = [note for error in errors for note in getattr(error.__cause__, "__notes__", ())]
-    for note in dict.fromkeys(notes):
+    for note in notes_in(*(error.__cause__ for error in errors)):
         wrong.add_note(note)
     return wrong
 

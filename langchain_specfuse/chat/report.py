@@ -309,7 +309,7 @@ def _exits_after(error: BaseException | None, round: int) -> list[dict[str, Any]
         {
             "member": failure.member,
             "kind": failure.kind,
-            "reason": str(failure),
+            "reason": failure.message,
             "round": failure.round,
         }
         for failure in error.failures

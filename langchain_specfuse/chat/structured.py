@@ -71,10 +71,10 @@ class StructuredReader(BaseCumulativeTransformOutputParser[Any]):
         except ValueError as error:  # JSON's and both pydantics' errors are ValueErrors
             if partial:
                 return None
-            unread = OutputParserException(f"the answer cannot be read: {error}", llm_output=text)
+            why = f"the answer cannot be read: {error}"
             if finish == "length":
-                advised(unread, ADVICE_STALLED if _is_stalled(message) else ADVICE_CUT_OFF)
-            raise unread from error
+                why += f"\n-> {ADVICE_STALLED if _is_stalled(message) else ADVICE_CUT_OFF}"
+            raise OutputParserException(why, llm_output=text) from error
 
     def parse(self, text: str) -> Any:
         return self.parse_result([Generation(text=text)])

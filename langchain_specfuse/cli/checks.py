@@ -104,7 +104,7 @@ def _ready(name: str, argument: str | None) -> Check:
     try:
         return as_check(factory(read(argument)))
     except UsageError as error:
-        about_flag = advised(UsageError(f"--check {name}:{argument}: {error}"), EXAMPLE)
+        about_flag = advised(UsageError(f"--check {name}:{argument}: {error.message}"), EXAMPLE)
         raise about_flag from error
 
 
@@ -135,7 +135,7 @@ def _own(place: str, name: str, function: Any) -> Check:
     try:
         check = as_check(function)
     except UsageError as error:
-        raise _wrong_function(f"{place}:{name}", str(error)) from error
+        raise _wrong_function(f"{place}:{name}", error.message) from error
     if not _takes_text(check.function):
         raise _wrong_function(f"{place}:{name}", f"{name} cannot be called with a text")
     return check

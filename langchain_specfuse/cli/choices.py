@@ -243,8 +243,8 @@ def read_flag(model: type[BaseModel], name: str, value: Any) -> Any:
         return parsed(model, name, value)
     except UsageError as error:
         flag = f"--{name.replace('_', '-')}"
-        about_flag = UsageError(re.sub(f"^{name}\\b", flag, str(error)))
-        for note in getattr(error, "__notes__", ()):
+        about_flag = UsageError(re.sub(f"^{name}\\b", flag, error.message))
+        for note in error.notes:
             about_flag.add_note(re.sub(f"^-> {name}\\b", f"-> {flag}", note))
         raise about_flag from None
 

@@ -40,6 +40,8 @@ from ..errors import (
     advised,
     amount,
     imported,
+    message_of,
+    notes_in,
 )
 from ..removed import removed
 from ..show.terminal import (
@@ -421,8 +423,8 @@ def _show_failures(rounds: Sequence[Round]) -> None:
 def report(error: Exception) -> None:
     """Show an error and its advice."""
     kind = "" if isinstance(error, SpecFuseError) else f"{type(error).__name__}: "
-    say(f"error: {kind}{error}")
-    for note in getattr(error, "__notes__", ()):
+    say(f"error: {kind}{message_of(error)}")
+    for note in notes_in(error):
         print(f"  {visible(note, margin='  ')}\n", end="", file=sys.stderr)
 
 

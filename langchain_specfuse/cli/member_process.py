@@ -20,7 +20,7 @@ from typing import IO, Any
 
 from ..core.member import Member, Probe
 from ..core.values import Draft, DraftJob, Failure, Scored, ScoreJob
-from ..errors import MemberError
+from ..errors import MemberError, message_of
 
 _ENDED = (EOFError, OSError, ValueError, pickle.UnpicklingError)
 """What a pipe raises whose other side has ended, or that this side has closed."""
@@ -133,7 +133,9 @@ def serve(calls: IO[bytes], replies: IO[bytes]) -> None:
         except MemberError as failure:
             error = failure
         except Exception as failure:  # another class, or its cause, may not be picklable
-            error = MemberError(f"{type(failure).__name__}: {failure}", member=member.name)
+            error = MemberError(
+                f"{type(failure).__name__}: {message_of(failure)}", member=member.name
+            )
         pickle.dump((result, error), replies)
         replies.flush()
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-from ..errors import MemberError, UsageError
+from ..errors import MemberError, UsageError, message_of
 from .values import Failure
 
 SHOWN = 300
@@ -115,7 +115,7 @@ def replies(answer: Callable[[Any], Any], jobs: Sequence[Any]) -> list[Any]:
 def failure_of(error: BaseException) -> Failure:
     """The failure of a job that raised this error."""
     if isinstance(error, MemberError | UsageError):
-        return Failure.of(error, str(error))
+        return Failure.of(error, error.message)
     if isinstance(error, Exception):
         return Failure("error", f"unexpected reply: {shown(error)}", error)
     return Failure.of(error)
@@ -124,5 +124,5 @@ def failure_of(error: BaseException) -> Failure:
 def shown(error: Exception) -> str:
     """An error as text for a message. It may quote what another program sent, which may be long or
     hold characters that cannot be encoded."""
-    text = f"{type(error).__name__}: {error}"
+    text = f"{type(error).__name__}: {message_of(error)}"
     return text.encode(errors="backslashreplace").decode()[:SHOWN]

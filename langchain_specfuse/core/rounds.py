@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, TypeAlias
 
-from ..errors import EnsembleError, MemberError, advised
+from ..errors import EnsembleError, MemberError, advised, notes_in
 from .answer import Answer, continues_loop, legal_part
 from .ballot import Ballot, Reading
 from .checking import Checking
@@ -390,8 +390,7 @@ def no_member_left(panel: Panel, answer: Answer, number: int) -> EnsembleError:
         text=answer.text[: answer.verified],
         failures=failures,
     )
-    notes = [note for failure in failures for note in getattr(failure.__cause__, "__notes__", ())]
-    for note in dict.fromkeys(notes):
+    for note in notes_in(*(failure.__cause__ for failure in failures)):
         error.add_note(note)
     if {failure.kind for failure in failures} == {"overflow"}:
         return advised(error, OVERFLOW)

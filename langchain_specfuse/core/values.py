@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from ..errors import message_of
+
 Finish = Literal["stop", "stop_string", "length", "refusal", "check"]
 
 
@@ -333,7 +335,7 @@ class Failure:
         """The failure that this exception means: of the exception's own kind, if it has one."""
         name = type(error).__name__
         kind = getattr(error, "kind", "error")
-        message = message or (f"{name}: {error}" if str(error) else name)
+        message = message or ": ".join(filter(None, (name, message_of(error))))
         return cls(kind if kind in KINDS else "error", message, error)
 
 

@@ -36,7 +36,7 @@ from ..core.options import Settings
 from ..core.round import Round
 from ..core.rounds import Loop
 from ..core.values import Ask, DraftJob, Effort, Failure, Panelist, Wake
-from ..errors import BusyError, advised, amount
+from ..errors import BusyError, advised, amount, message_of
 from .calls import Task, calls_of, waits
 from .leading import LeadStream
 from .limits import Limit, SilenceLimit, Waiting, of_checks, of_load, of_member
@@ -403,7 +403,7 @@ class Run:
 
         def deliver(loading: Future[Panelist]) -> None:
             error = loading.exception()
-            reply = loading.result() if error is None else Failure.of(error, str(error))
+            reply = loading.result() if error is None else Failure.of(error, message_of(error))
             waiting.deliver(wake.member, reply)
 
         assert self._wake_member is not None

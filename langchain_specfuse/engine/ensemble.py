@@ -23,7 +23,16 @@ from ..core.referee import FREE, Referee
 from ..core.round import Departure, Round
 from ..core.rounds import Loop, rounds
 from ..core.values import BUDGET, WRONG_SETTINGS, Failure, Panelist, Query
-from ..errors import EnsembleError, MemberError, SpecFuseError, UsageError, advised, emptied
+from ..errors import (
+    EnsembleError,
+    MemberError,
+    SpecFuseError,
+    UsageError,
+    advised,
+    emptied,
+    message_of,
+    notes_in,
+)
 from . import limits
 from .breaker import Breaker
 from .calls import Calls, Task
@@ -201,7 +210,6 @@ class Ensemble:
         # A copy, because the advice is for this answer, and others share the error of the load.
         own = MemberError(*error.args)
         vars(own).update(vars(error))
-        own.__notes__ = list(getattr(error, "__notes__", ()))
         own.__cause__ = error.__cause__
         return advised(own, advice)
 
@@ -276,8 +284,7 @@ class Ensemble:
         with self._lock:
             is_raised = any(name in call.needed() for call in self._waiting)
         if not is_raised:  # the others go on without it
-            lines = [str(error), *getattr(error, "__notes__", ())]
-            log.warning("%s cannot be loaded: %s", name, "\n".join(lines))
+            log.warning("%s cannot be loaded: %s", name, error)
 
     # - who takes part
 
@@ -388,7 +395,7 @@ class Ensemble:
             if error is None or name in self._probes or not self._is_unreached(name):
                 continue
             if began <= self._reported.setdefault(name, time.monotonic()):
-                failure = Failure.of(error, str(error))
+                failure = Failure.of(error, message_of(error))
                 departure = Departure(name, failure.kind, failure.message, 1, failure.cause)
                 absent.append(departure)
         return absent
@@ -511,7 +518,7 @@ def _log_exit(gone: Departure) -> None:
     """Say that a member has failed. Because the others write its answers, nobody might notice. The
     provider's message is left out: it may quote the question."""
     if gone.kind in WRONG_SETTINGS:
-        advice = getattr(gone.cause, "__notes__", ()) or [f"-> {WRONG_SETTINGS[gone.kind]}"]
+        advice = notes_in(gone.cause) or [f"-> {WRONG_SETTINGS[gone.kind]}"]
         log.warning(
             "the settings of %s look wrong (%s): until they are corrected, the other members write "
             "without it\n%s",
@@ -538,9 +545,9 @@ def _joined(errors: Sequence[BaseException]) -> BaseException:
     failures = tuple(emptied(error) for error in errors if isinstance(error, MemberError))
     if len(failures) < 2:
         return emptied(errors[0])
-    reasons = "; ".join(f"{failure.member}: {failure}" for failure in failures)
+    reasons = "; ".join(f"{failure.member}: {failure.message}" for failure in failures)
     error = EnsembleError(f"no member can be loaded: {reasons}", failures=failures)
-    for note in dict.fromkeys(note for each in failures for note in getattr(each, "__notes__", ())):
+    for note in notes_in(*failures):
         error.add_note(note)
     return error
 
@@ -553,7 +560,7 @@ def _as_failure(name: str, error: BaseException) -> BaseException:
         return error
     failure = MemberError(f"{type(error).__name__}: {error}"[:SHOWN], member=name)
     failure.__cause__ = error
-    for note in getattr(error, "__notes__", ()):
+    for note in notes_in(error):
         failure.add_note(note)
     return advised(failure, "the error is the member's own; try it alone: members=[...]")
 

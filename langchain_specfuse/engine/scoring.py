@@ -118,4 +118,4 @@ def _probe(name: str, future: Future[dict[str, Probe]]) -> Probe | Failure:
         return future.result()[name]
     except Exception as error:
         # A member's error says itself what failed.
-        return Failure.of(error, str(error) if isinstance(error, MemberError) else "")
+        return Failure.of(error, error.message if isinstance(error, MemberError) else "")

@@ -26,6 +26,7 @@ from ..core.values import (
     Turn,
 )
 from ..engine.ensemble import Ensemble
+from ..errors import message_of
 from .running import on_worker
 
 GOOD, WATCH, BAD = "good", "watch", "bad"
@@ -63,7 +64,7 @@ def load(member: Member) -> tuple[Probe | None, Finding]:
     try:
         probe = Ensemble([member]).loaded().result()[member.name]
     except Exception as error:
-        text = f"does not load: {type(error).__name__}: {error}"
+        text = f"does not load: {type(error).__name__}: {message_of(error)}"
         return None, Finding(member.name, "loading", BAD, text)
     details = probe.detail or "no details"
     if probe.max_context:
@@ -84,7 +85,7 @@ def examine(member: Member, probe: Probe) -> list[Finding]:
         try:
             findings += [Finding(member.name, name, verdict, text) for verdict, text in check()]
         except Exception as error:
-            text = f"the check failed: {type(error).__name__}: {error}"
+            text = f"the check failed: {type(error).__name__}: {message_of(error)}"
             findings.append(Finding(member.name, name, BAD, text))
     return findings
 

@@ -26,7 +26,7 @@ from ..core.options import Settings
 from ..core.round import Round
 from ..engine.ensemble import Ensemble
 from ..engine.worker import call
-from ..errors import CheckError, SpecFuseError, UsageError, advised, amount
+from ..errors import CheckError, SpecFuseError, UsageError, advised, amount, message_of
 from ..show.terminal import visible
 from .asking import asked
 from .graders import Grade, Question
@@ -219,9 +219,9 @@ async def _graded(plan: Plan, system: System, ensemble: Ensemble, ask: Ask) -> G
         raise
     except CheckError as error:
         ended = error
-        failure, note = f"{type(error).__name__}: {error}", f"{error.check}: {error.reason}"
+        failure, note = f"CheckError: {error.message}", f"{error.check}: {error.reason}"
     except (SpecFuseError, TimeoutError) as error:
-        failure = f"{type(error).__name__}: {error}"
+        failure = f"{type(error).__name__}: {message_of(error)}"
     if failure:
         grade = Grade(0.0, note)
     else:

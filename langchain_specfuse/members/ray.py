@@ -24,7 +24,7 @@ from pydantic import Field
 from ..core.call import interrupted_by, note_arrival, refuse_closed
 from ..core.member import Probe
 from ..core.values import Draft, DraftJob, Failure, Scored, ScoreJob, Segment
-from ..errors import MemberError, UsageError, advised, imported
+from ..errors import MemberError, UsageError, advised, imported, message_of
 from .arguments import checked
 
 log = logging.getLogger("langchain_specfuse")
@@ -324,7 +324,8 @@ def _picklable(error: Any) -> Any:
     try:
         return pickle.loads(pickle.dumps(error))
     except Exception:
-        return MemberError(f"{type(error).__name__}: {error}", kind=getattr(error, "kind", "error"))
+        why = f"{type(error).__name__}: {message_of(error)}"
+        return MemberError(why, kind=getattr(error, "kind", "error"))
 
 
 # --- the cluster ----------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ def invalid(
 def api_error(error: BaseException) -> ApiError:
     """The error response for an exception. A member's own message is left out, because it may quote
     a question or a path."""
-    message = "\n".join([str(error), *getattr(error, "__notes__", ())])
+    message = str(error)
     if isinstance(error, ApiError):
         return error
     if isinstance(error, PromptTooLongError):

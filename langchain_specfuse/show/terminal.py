@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ..core.agreed import AgreedTokens
 from ..core.round import Departure, Rejection, Round
-from ..errors import amount
+from ..errors import amount, notes_in
 
 COLOURS = (36, 33, 35, 32, 34, 31)
 BOLD, DIM, STRUCK = 1, 2, 9
@@ -161,8 +161,7 @@ def _rejected(rejection: Rejection, paint: Paint) -> str:
 
 def departed(left: Departure) -> list[str]:
     """Lines that say which member left and why and, if known, what to do about it."""
-    advice = getattr(left.cause, "__notes__", ())
-    return [f"{left.member} left ({left.kind}): {left.reason}", *advice]
+    return [f"{left.member} left ({left.kind}): {left.reason}", *notes_in(left.cause)]
 
 
 def _row(item: Round, names: Sequence[str]) -> list[str]:

@@ -112,7 +112,7 @@ def test_a_coroutine_function_in_the_plain_handler_is_refused() -> None:
 
     with pytest.raises(UsageError) as error:
         SpecFuseCallbackHandler(on_round=note)
-    assert "AsyncSpecFuseCallbackHandler" in error.value.__notes__[0]
+    assert "AsyncSpecFuseCallbackHandler" in error.value.notes[0]
 
 
 # --- listeners that fail --------------------------------------------------------------------------

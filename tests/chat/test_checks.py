@@ -394,7 +394,7 @@ def test_where_a_chat_model_cannot_go_on_the_error_advises_only_what_can_help(ca
     with pytest.raises(CheckError) as raised:
         SpecFuseChatModel(members=[hosted], **options).invoke("x", redrafts=20)
     assert "other members" not in str(raised.value), "the text is its own"
-    (advice,) = raised.value.__notes__
+    (advice,) = raised.value.notes
     assert "redrafts" not in advice, "no draft was tried again"
     assert ".gguf" in advice and "on_failure='end'" in advice
     if calls is None:
@@ -409,5 +409,5 @@ def test_where_no_whole_answer_passes_the_error_advises_more_answers_and_not_red
     llm = llm_of(UNSAFE, UNSAFE, segment="answer", checks=[forbids("guarantee")])
     with pytest.raises(CheckError) as raised:
         llm.invoke("x")
-    (advice,) = raised.value.__notes__
+    (advice,) = raised.value.notes
     assert "samples=" in advice and "redrafts" not in advice and "on_failure='end'" in advice

@@ -78,4 +78,4 @@ def test_wrong_checks_are_refused_where_they_are_given(given: object, message: s
 def test_what_other_chat_models_call_guardrails_is_explained(name: str) -> None:
     with pytest.raises(UsageError) as error:
         SpecFuseChatModel(members=[NAMED], **{name: {"guardrailIdentifier": "x"}})
-    assert "checks=[...]" in error.value.__notes__[0]
+    assert "checks=[...]" in error.value.notes[0]

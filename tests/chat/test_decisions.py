@@ -164,7 +164,7 @@ def test_a_chat_model_refuses_more_labels_than_a_ballot_lists():
     many = {"billing": None, **{f"team_{number}": None for number in range(26)}}
     with pytest.raises(EnsembleError, match="at most 26 texts, got 27") as caught:
         team(SpecFuseDecisionModel(members=[Ballots()]), criteria=many)
-    assert "fewer labels" in caught.value.__notes__[0]
+    assert "fewer labels" in caught.value.notes[0]
     with pytest.warns(UserWarning, match="takes no part in a decision"):
         answer = team(SpecFuseDecisionModel(members=[Ballots(), knows()]), criteria=many)
     assert answer.choice == "billing"
@@ -174,7 +174,7 @@ def test_a_member_that_cannot_score_is_refused():
     model = SpecFuseDecisionModel(members=[ScriptedMember("x", name="mute", draft_only=True)])
     with pytest.raises(UsageError, match="mute cannot decide") as caught:
         team(model)
-    assert "vLLM or llama.cpp" in caught.value.__notes__[0]
+    assert "vLLM or llama.cpp" in caught.value.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -361,7 +361,7 @@ def test_a_file_without_decisions_is_refused_with_the_command_that_writes_one(tm
     path.write_text(content)
     with pytest.raises(UsageError, match="cannot be read") as caught:
         SpecFuseDecisionModel(members=[knows()], calibration=path)
-    assert "doctor --decisions" in caught.value.__notes__[0]
+    assert "doctor --decisions" in caught.value.notes[0]
 
 
 # --- in an agent ----------------------------------------------------------------------------------

@@ -131,7 +131,7 @@ def test_when_no_member_is_left_the_error_has_the_agreed_text_and_the_failures()
         list(llm.stream("Why?"))
     assert error.value.text == "The sky is blue"
     assert [failure.member for failure in error.value.failures] == ["a"]
-    assert ".failures" in "".join(error.value.__notes__)
+    assert ".failures" in "".join(error.value.notes)
     assert not isinstance(error.value, ContextOverflowError | ModelNotFoundError)
 
 
@@ -145,7 +145,7 @@ async def test_a_prompt_too_long_for_all_members_raises_langchains_overflow_erro
     assert isinstance(error.value, ContextOverflowError)
     assert isinstance(error.value, EnsembleError)
     assert len(error.value.failures) == 2
-    assert "longer context" in error.value.__notes__[-1]
+    assert "longer context" in error.value.notes[-1]
 
 
 class SmallContext(ScriptedMember):

@@ -6,6 +6,7 @@ import copy
 import json
 import pickle
 import threading
+import traceback
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -134,7 +135,7 @@ def test_a_failure_of_all_members_has_langchains_class_for_it(
     assert raised.value.__cause__ is error
     assert [failure.member for failure in raised.value.failures] == ["m0", "m1"][:count]
     assert str(error) in str(raised.value)
-    assert any(note.startswith("-> ") for note in raised.value.__notes__)
+    assert any(note.startswith("-> ") for note in raised.value.notes)
 
 
 @pytest.mark.parametrize("way", ANSWERING)
@@ -223,7 +224,7 @@ def test_the_error_can_be_copied_and_pickled() -> None:
             assert type(twin) is type(raised.value)
             assert twin.is_retryable is raised.value.is_retryable
             assert str(twin) == str(raised.value)
-            assert twin.__notes__ == raised.value.__notes__
+            assert twin.notes == raised.value.notes
             assert len(getattr(twin, "failures", ())) == len(getattr(raised.value, "failures", ()))
 
 
@@ -326,14 +327,14 @@ def test_the_advice_fits_the_response_of_the_provider(
         SpecFuseChatModel(members=members).invoke("Why?")
     assert f"m0 ({kind}): " in str(raised.value)
     assert {failure.kind for failure in raised.value.failures} == {kind}
-    (note,) = raised.value.__notes__
+    (note,) = raised.value.notes
     assert advice in note and "one by one" not in note
 
 
 def test_the_advice_names_the_members_that_failed_differently() -> None:
     with pytest.raises(EnsembleError) as raised:
         failing(StatusError(403), StatusError(429)).invoke("Why?")
-    first, second = raised.value.__notes__
+    first, second = raised.value.notes
     assert first.startswith("-> m0: ") and "account" in first
     assert second.startswith("-> m1: ") and "wait" in second
 
@@ -342,7 +343,7 @@ def test_the_advice_names_the_members_that_failed_differently() -> None:
 def test_the_advice_to_try_members_one_by_one_needs_several_members(count: int) -> None:
     with pytest.raises(EnsembleError) as raised:
         failing(*[RuntimeError("boom")] * count).invoke("Why?")
-    (note,) = raised.value.__notes__
+    (note,) = raised.value.notes
     assert ("one by one" in note) is (count > 1) and ".failures" in note
 
 
@@ -398,7 +399,7 @@ def test_an_address_without_a_model_server_is_not_tried_again(
     assert isinstance(raised.value, langchain.ModelNotFoundError)
     assert raised.value.is_retryable is False and raised.value.kind == "not_found"
     assert server.url in str(raised.value)
-    assert "-> " in "".join(raised.value.__notes__)
+    assert "-> " in "".join(raised.value.notes)
 
 
 def test_a_server_that_cannot_be_reached_is_langchains_connection_error(
@@ -429,7 +430,7 @@ def test_a_vote_without_a_server_that_is_down_says_how_to_go_on_without_it(
             llm.invoke("Why?")
         assert isinstance(raised.value, langchain.ModelConnectionError)
         assert raised.value.member == "served" and stopped.url in str(raised.value)
-        start, go_on = raised.value.__notes__
+        start, go_on = raised.value.notes
         assert "start the server" in start
         assert "without served, leave it out" in go_on and "lead='other'" in go_on
     assert SpecFuseChatModel(members=[other], lead=None).invoke("Why?").text == BLUE
@@ -437,8 +438,8 @@ def test_a_vote_without_a_server_that_is_down_says_how_to_go_on_without_it(
     # no lead helps where whole answers are compared
     with pytest.raises(MemberError) as raised:
         llm.invoke("Why?", segment="answer", result="text")
-    assert "leave it out" in raised.value.__notes__[-1]
-    assert "lead=" not in raised.value.__notes__[-1]
+    assert "leave it out" in raised.value.notes[-1]
+    assert "lead=" not in raised.value.notes[-1]
 
 
 async def test_an_invalid_call_is_not_retried() -> None:
@@ -456,7 +457,7 @@ async def test_an_invalid_call_is_not_retried() -> None:
                 await asked(wrong, way)
             assert isinstance(raised.value, langchain.ModelInvalidRequestError)
             assert not raised.value.is_retryable
-            assert pickle.loads(pickle.dumps(raised.value)).__notes__ == raised.value.__notes__
+            assert pickle.loads(pickle.dumps(raised.value)).notes == raised.value.notes
     with pytest.raises(UsageError) as raised:
         llm.bind_tools([{"name": "t", "parameters": {"type": "nonsense"}}])
     assert isinstance(raised.value, langchain.ModelInvalidRequestError)
@@ -476,8 +477,8 @@ def test_an_invalid_pattern_is_quoted_as_written_in_one_sentence(
     llm = SpecFuseChatModel(members=[ScriptedMember("yes", name="a")])
     with pytest.raises(UsageError) as raised:
         llm.invoke("?", **options)
-    assert str(raised.value).startswith(message) and "\n" not in str(raised.value)
-    assert advice in raised.value.__notes__[0]
+    assert raised.value.message.startswith(message) and "\n" not in raised.value.message
+    assert advice in raised.value.notes[0]
 
 
 def test_an_agent_does_not_retry_an_invalid_call() -> None:
@@ -520,7 +521,7 @@ async def test_a_check_that_no_text_passes_is_langchains_error_and_not_retryable
     assert "blue" not in error.text and BLUE.startswith(error.text)
     assert "no_blue" in str(error) and "mentions blue" in str(error)
     assert error.__cause__ is None
-    assert any(note.startswith("-> ") for note in error.__notes__)
+    assert any(note.startswith("-> ") for note in error.notes)
 
 
 @pytest.mark.parametrize("way", ANSWERING)
@@ -578,3 +579,26 @@ def test_fallbacks_take_over_where_they_are_told_to() -> None:
         assert llm.invoke("?").text == "Grey."
     with pytest.raises(CheckError):
         checked(no_blue).with_fallbacks([good], exceptions_to_handle=(EnsembleError,)).invoke("?")
+
+
+def test_the_advice_is_part_of_the_text_and_is_shown_once() -> None:
+    """Most logs, and LangSmith, show ``str(error)`` alone."""
+    llm = SpecFuseChatModel(members=[ScriptedMember("The sky is blue.")], checks=[lambda _: "no"])
+    with pytest.raises(CheckError) as raised:
+        llm.invoke("?")
+    error = raised.value
+    shown = "".join(traceback.format_exception(error))
+    advice = "-> raise redrafts="
+    assert str(error).startswith(error.message) and "\n".join(error.notes) in str(error)
+    assert advice in str(error) and shown.count(advice) == 1
+    assert "langchain_specfuse.chat.errors.CheckError: no text passed" in shown
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    error.add_note("seen in production")
+    assert str(error).endswith("\nseen in production")
+
+
+def test_the_reasons_in_a_message_have_no_advice() -> None:
+    """The advice of all failures follows the message, each once."""
+    with pytest.raises(EnsembleError) as raised:
+        failing(StatusError(401), StatusError(401)).invoke("?")
+    assert "->" not in raised.value.message and str(raised.value).count("-> check") == 1

@@ -294,7 +294,7 @@ def read(messages: list[BaseMessage]) -> tuple[Turn, ...] | str:
         return turns_of(messages)
     except UsageError as raised:
         error = raised
-    assert error.__notes__[0].startswith("-> ") and len(str(error)) < 1000
+    assert error.notes[0].startswith("-> ") and len(str(error)) < 1000
     str(error).encode()
     return str(error)
 

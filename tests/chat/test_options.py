@@ -88,7 +88,7 @@ UNKNOWN = [
 def refusal(attempt: Any) -> tuple[str, str]:
     with pytest.raises(UsageError) as error:
         attempt()
-    return str(error.value), error.value.__notes__[0]
+    return str(error.value), error.value.notes[0]
 
 
 @pytest.mark.parametrize(("options", "parts"), WRONG, ids=lambda value: str(value)[:40])
@@ -177,7 +177,7 @@ def test_the_suggested_replacements_for_n_and_format_work(ensemble: Any) -> None
     assert ensemble().invoke("Why?", **options).text == BLUE
     with pytest.raises(UsageError, match=r"dict or a class.*'json'") as error:
         ensemble().invoke("Why?", response_format="json")
-    assert "{'type': 'json_object'}" in error.value.__notes__[0]
+    assert "{'type': 'json_object'}" in error.value.notes[0]
     llm = SpecFuseChatModel(members=[ScriptedMember('{"a": 1}')])
     assert llm.invoke("?", response_format={"type": "json_object"}).text == '{"a": 1}'
 

@@ -51,7 +51,7 @@ def test_a_schema_that_no_grammar_expresses_is_refused_at_once(
     with pytest.raises(UsageError, match=rf"(?s)act\.parameters.*{keyword}") as error:
         llm.bind_tools([schema], strict=strict)
     advice = "simpler schema" if keyword == "look-around" else f"schema without {keyword},"
-    assert advice in error.value.__notes__[0]
+    assert advice in error.value.notes[0]
     with pytest.raises(UsageError, match=rf"(?s)schema.*{keyword}"):
         llm.with_structured_output(schema, strict=strict)
 

@@ -191,7 +191,7 @@ def test_a_router_that_was_made_with_embeddings_reads_them(tmp_path):
 def test_other_embeddings_are_refused_when_the_chat_model_is_created(tmp_path, given, said):
     with pytest.raises(UsageError, match=said) as error:
         SpecFuseChatModel(members=members(), calibration=embedded(tmp_path), embeddings=given)
-    assert "embeddings=" in error.value.__notes__[0]
+    assert "embeddings=" in error.value.notes[0]
 
 
 def test_embeddings_of_another_length_are_refused_when_a_question_is_asked(tmp_path):
@@ -240,7 +240,7 @@ def test_a_file_that_cannot_be_used_is_refused_with_the_way_to_make_a_new_one(
     file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
     with pytest.raises(UsageError, match=said) as error:
         SpecFuseChatModel(members=members(), calibration=file)
-    assert "doctor --prompts FILE --calibration FILE" in error.value.__notes__[0]
+    assert "doctor --prompts FILE --calibration FILE" in error.value.notes[0]
 
 
 def test_one_file_holds_who_leads_and_how_members_decide(tmp_path):

@@ -182,7 +182,7 @@ def test_an_invalid_tool_or_choice_is_refused_when_bound_and_when_passed_to_a_ca
         with pytest.raises(UsageError) as error:
             attempt()
         assert message in str(error.value)
-        assert error.value.__notes__[0].startswith("-> ")
+        assert error.value.notes[0].startswith("-> ")
 
 
 def test_an_invalid_tool_is_refused_in_one_sentence() -> None:
@@ -196,15 +196,15 @@ def test_an_invalid_tool_is_refused_in_one_sentence() -> None:
     ):
         with pytest.raises(UsageError, match=reason) as error:
             llm.bind_tools([wrong])
-        assert "\n" not in str(error.value)
-        assert error.value.__notes__[0].startswith("-> pass a function")
+        assert "\n" not in error.value.message
+        assert error.value.notes[0].startswith("-> pass a function")
 
 
 def test_a_tool_as_the_choice_is_refused_with_its_name() -> None:
     for choice, name in ((add, "add"), (Joke, "Joke"), (tell, "tell")):
         with pytest.raises(UsageError, match="tool_choice must be") as error:
             SpecFuseChatModel(members=["example/a"]).bind_tools([choice], tool_choice=choice)
-        assert f"tool_choice={name!r}" in error.value.__notes__[0]
+        assert f"tool_choice={name!r}" in error.value.notes[0]
 
 
 # --- tools with other options ---------------------------------------------------------------------

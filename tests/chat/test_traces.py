@@ -55,7 +55,7 @@ def test_traces_can_be_chosen_for_the_chat_model_or_a_call(
 def test_depths_of_earlier_versions_are_refused_with_advice(ensemble: Any, depth: str) -> None:
     with pytest.raises(UsageError, match=f'trace="{depth}" is no longer supported') as raised:
         ensemble(trace=depth)
-    assert raised.value.__notes__[0].startswith("-> leave it out")
+    assert raised.value.notes[0].startswith("-> leave it out")
 
 
 def test_the_summary_is_metadata_of_the_run(ensemble: Any) -> None:

@@ -297,4 +297,4 @@ def test_an_interpreter_that_cannot_start_is_an_error_and_no_verdict(monkeypatch
 def test_arguments_that_cannot_work_are_refused(arguments, said):
     with pytest.raises(UsageError, match=said) as caught:
         checks.python(**arguments)
-    assert caught.value.__notes__[0].startswith("-> ")
+    assert caught.value.notes[0].startswith("-> ")

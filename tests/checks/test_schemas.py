@@ -81,4 +81,4 @@ def test_a_pydantic_class_judges_with_its_own_validators(answer, said):
 def test_what_is_no_schema_is_refused_with_a_way_out(schema):
     with pytest.raises(UsageError) as caught:
         checks.json_schema(schema)
-    assert caught.value.__notes__[0].startswith("-> ")
+    assert caught.value.notes[0].startswith("-> ")

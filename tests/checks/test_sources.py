@@ -311,7 +311,7 @@ def test_with_no_source_nothing_is_grounded():
 def test_sources_are_a_list_of_texts_or_documents(sources):
     with pytest.raises(UsageError) as caught:
         checks.grounded(sources)
-    assert caught.value.__notes__[0].startswith("-> ")
+    assert caught.value.notes[0].startswith("-> ")
 
 
 def test_sources_are_not_in_the_repr():

@@ -134,10 +134,10 @@ def test_at_refuses_what_cannot_work(arguments, said):
     given = {"place": "line", "check": len, **arguments}
     with pytest.raises(UsageError, match=said) as caught:
         checks.at(given.pop("place"), given.pop("check"), **given)
-    assert caught.value.__notes__[0].startswith("-> ")
+    assert caught.value.notes[0].startswith("-> ")
 
 
 def test_at_names_the_place_that_was_meant():
     with pytest.raises(UsageError) as caught:
         checks.at("sentense", len)
-    assert "'sentence'" in caught.value.__notes__[0]
+    assert "'sentence'" in caught.value.notes[0]

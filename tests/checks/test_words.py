@@ -81,7 +81,7 @@ def test_patterns_that_cannot_work_are_refused_with_a_way_out():
         ):
             with pytest.raises(UsageError, match=said) as caught:
                 make(pattern)
-            assert caught.value.__notes__[0].startswith("-> ")
+            assert caught.value.notes[0].startswith("-> ")
 
 
 @pytest.mark.parametrize("make", [checks.max_words, checks.max_sentences])

@@ -213,7 +213,7 @@ def test_an_error_of_loading_keeps_its_kind_and_its_advice():
             member.probe()
     finally:
         member.end()
-    assert (caught.value.kind, caught.value.__notes__) == ("not_found", ["-> name another one"])
+    assert (caught.value.kind, caught.value.notes) == ("not_found", ("-> name another one",))
 
 
 def test_a_process_that_ends_while_it_loads_is_reported(apart):

@@ -111,7 +111,7 @@ def test_a_wrong_check_is_refused_with_advice(
     with pytest.raises(UsageError) as error:
         checks_of([argument])
     assert message in str(error.value) and argument.split(":")[0] in str(error.value)
-    assert advice in "\n".join(error.value.__notes__)
+    assert advice in "\n".join(error.value.notes)
 
 
 def served(*arguments: str) -> SpecFuseChatModel:
@@ -130,7 +130,7 @@ def test_a_server_has_its_checks_for_everybody(rules: str) -> None:
 def test_a_misspelt_flag_is_explained(flag: str) -> None:
     with pytest.raises(UsageError) as error:
         served(flag, "lowercase")
-    assert "--check" in error.value.__notes__[0]
+    assert "--check" in error.value.notes[0]
 
 
 def test_an_error_of_the_file_is_the_reason(tmp_path: Path) -> None:

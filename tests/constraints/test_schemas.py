@@ -129,7 +129,7 @@ def test_a_schema_that_cannot_be_enforced_is_refused_and_its_keyword_named(
 ) -> None:
     with pytest.raises(UsageError, match=message) as error:
         check(json_schema(schema))
-    assert error.value.__notes__[0].startswith("-> ")
+    assert error.value.notes[0].startswith("-> ")
 
 
 def test_a_panic_of_llguidance_is_a_refusal() -> None:

@@ -90,4 +90,4 @@ def test_nothing_is_fetched_for_a_reference(monkeypatch: pytest.MonkeyPatch) -> 
 def test_an_invalid_schema_is_refused(schema: Any) -> None:
     with pytest.raises(UsageError) as error:
         refuse_invalid(schema, "add.parameters")
-    assert "add.parameters" in str(error.value) and error.value.__notes__[0].startswith("-> ")
+    assert "add.parameters" in str(error.value) and error.value.notes[0].startswith("-> ")

@@ -23,7 +23,7 @@ def test_a_wrong_value_or_text_is_an_error_with_what_was_given_and_what_to_do(mo
     for error in errors:
         assert name in str(error)
         assert "got " in str(error) or name == "method"  # its own options are refused by name
-        assert error.__notes__[0].startswith("-> ")
+        assert error.notes[0].startswith("-> ")
         assert error.__suppress_context__  # pydantic's error would quote the value
     if name not in ("stop", "lead", "checks"):
         with pytest.raises(UsageError, match=f"{name} must"):
@@ -63,7 +63,7 @@ def test_text_that_is_not_a_value_is_refused(name, text):
 def advice_for(**wrong):
     with pytest.raises(UsageError) as raised:
         Method.named("robust", **wrong)
-    return raised.value.__notes__
+    return list(raised.value.notes)
 
 
 def test_typos_get_advice_only_where_something_is_close():
@@ -74,7 +74,7 @@ def test_typos_get_advice_only_where_something_is_close():
         UsageError, match=r"method.*'robust', 'specfuse', 'specem' or a Method"
     ) as raised:
         Method.named("specfuze")
-    assert raised.value.__notes__ == ["-> did you mean 'specfuse'?"]
+    assert raised.value.notes == ("-> did you mean 'specfuse'?",)
 
 
 def test_named_methods_take_changes_and_list_their_differences():

@@ -66,7 +66,7 @@ def test_a_call_with_too_many_before_it_is_refused_with_a_hint():
         admission.enter("f", short, lambda: pytest.fail("it was refused"))
     # three are before it, and two at a time are answered
     assert raised.value.retry_after_s == 1 + 3 / 2
-    assert "ask again in about" in raised.value.__notes__[0]
+    assert "ask again in about" in raised.value.notes[0]
     admission.leave("a")
     assert entering(admission, "g", settings=short) == []
     assert (admission.under_way, admission.waiting) == (2, 3)

@@ -27,7 +27,7 @@ PARENT = """
             try:
                 act()
             except UsageError as error:
-                print(error, *error.__notes__)
+                print(error)
             sys.stdout.flush()
             os._exit(0)
         os.waitpid(pid, 0)

@@ -124,7 +124,7 @@ def test_no_file_of_another_kind_is_overwritten(file, tmp_path, content):
     ):
         with pytest.raises(UsageError, match="exists, but is not a calibration file") as caught:
             write()
-        assert caught.value.__notes__ == ["-> name another file"]
+        assert caught.value.notes == ("-> name another file",)
         assert path.read_text() == content
 
 
@@ -185,13 +185,13 @@ def test_labels_say_what_kind_of_question_it_is(file):
 def test_wrong_examples_are_refused_with_their_place(file, rows, message):
     with pytest.raises(UsageError, match=message) as caught:
         examples_of(file(rows))
-    assert caught.value.__notes__
+    assert caught.value.notes
 
 
 def test_a_missing_file_says_what_its_lines_must_be(tmp_path):
     with pytest.raises(UsageError, match="cannot be read") as caught:
         examples_of(tmp_path / "nowhere.jsonl")
-    assert '"label"' in caught.value.__notes__[0]
+    assert '"label"' in caught.value.notes[0]
 
 
 def test_chat_models_are_refused_before_any_request(file):
@@ -204,7 +204,7 @@ def test_chat_models_are_refused_before_any_request(file):
     hosted = ChatModelMember(Counting(responses=["1"]), name="hosted")
     with pytest.raises(UsageError, match="cannot fit decisions to hosted: chat") as caught:
         fitted_to(examples_of(file(lines(30))), Ensemble([member("knows"), hosted]))
-    assert "two paid requests" in caught.value.__notes__[0]
+    assert "two paid requests" in caught.value.notes[0]
 
 
 class Failing(ScriptedMember):
@@ -227,7 +227,7 @@ class Missing(ScriptedMember):
 def test_a_fit_without_one_of_the_members_is_refused(file, broken, message):
     with pytest.raises(EnsembleError, match=message) as caught:
         fitted_to(examples_of(file(lines(30))), Ensemble([member("knows"), broken]))
-    assert "leave the member out" in "\n".join(caught.value.__notes__)
+    assert "leave the member out" in "\n".join(caught.value.notes)
 
 
 @pytest.mark.parametrize("others", [(), ("reads all",)])
@@ -253,7 +253,7 @@ def test_too_few_examples_that_all_members_can_read_are_refused(file):
     short.max_context = 100
     with pytest.raises(EnsembleError, match=r"only 15 examples, .* line 6 failed: short") as caught:
         fitted_to(examples_of(file(rows)), Ensemble([short]))
-    assert "a fit needs 20 examples" in caught.value.__notes__[0]
+    assert "a fit needs 20 examples" in caught.value.notes[0]
 
 
 def test_a_file_of_other_members_is_refused(file, tmp_path):

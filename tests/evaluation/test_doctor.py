@@ -218,7 +218,7 @@ def test_a_member_that_has_the_name_of_a_way_is_refused_before_anything_is_asked
     members = [knows("ann", lambda n: True), knows(name, lambda n: True)]
     with pytest.raises(UsageError, match=f"no member that is called '{name}'") as refused:
         diagnosis(tmp_path, *members)
-    assert "rename the member with name=" in refused.value.__notes__[0]
+    assert "rename the member with name=" in refused.value.notes[0]
     assert [member.draft_calls for member in members] == [0, 0]
 
 
@@ -273,7 +273,7 @@ def test_a_calibration_that_does_not_fit_is_refused(tmp_path):
             file.write_text(text)
         with pytest.raises(UsageError, match=said) as error:
             SpecFuseChatModel(members=members, calibration=str(file))
-        assert "doctor" in error.value.__notes__[0]
+        assert "doctor" in error.value.notes[0]
     file.unlink()
     Calibration("eve", {"eve": 1.0, "bob": 0.1}, 40).save(file)
     with pytest.raises(UsageError, match="was made for eve, bob, but the members are ann, bob"):

@@ -229,7 +229,7 @@ def test_a_line_is_a_question_with_its_own_grader_or_the_task_s(task_file):
 def test_a_line_that_cannot_be_used_is_refused_before_anything_is_asked(task_file, lines, message):
     with pytest.raises(UsageError, match=message) as raised:
         jsonl(task_file(*lines), "number")
-    assert raised.value.__notes__
+    assert raised.value.notes
 
 
 def test_a_grader_that_raises_ends_the_run_with_the_answer_that_it_raised_on(task_file):

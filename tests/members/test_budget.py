@@ -134,7 +134,7 @@ def test_a_bound_on_costs_needs_the_price_of_every_chat_model(verifier: Any) -> 
         SpecFuseChatModel(
             members=[ScriptedMember("a", name="x")], verifiers=[verifier], max_cost=0.01
         )
-    assert "price=(dollars per million input tokens" in error.value.__notes__[0]
+    assert "price=(dollars per million input tokens" in error.value.notes[0]
 
 
 def test_a_bound_on_costs_may_be_given_with_the_question() -> None:

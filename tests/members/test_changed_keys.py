@@ -75,7 +75,7 @@ def refused(llm: SpecFuseChatModel) -> EnsembleError:
 
 
 def advice_of(error: SpecFuseError) -> str:
-    return "\n".join(error.__notes__)
+    return "\n".join(error.notes)
 
 
 # --- members named by their address ---------------------------------------------------------------

@@ -270,7 +270,7 @@ def test_a_model_that_cannot_continue_leaves_with_advice() -> None:
     member = ChatModelMember(talker(way="restart"), name="a")
     (reply,) = member.draft([draft_job(answer=(Segment("The sea"),))])
     assert isinstance(reply, Failure) and "cannot continue a given text" in reply.message
-    (advice,) = getattr(reply.cause, "__notes__", [])
+    (advice,) = getattr(reply.cause, "notes", [])
     assert ".gguf" in advice and "lead='a'" in advice and "segment='answer'" in advice
     answered = rounds(
         [ScriptedMember("It is green, and that is that, of course.", name="s"), member], lead=None
@@ -520,7 +520,7 @@ def test_a_model_that_cannot_continue_writes_a_requested_object(written: str, se
         SpecFuseChatModel(members=[talker(way="no")]).with_structured_output(schema).invoke(
             "Is it?"
         )
-    assert "can continue a text" in raised.value.__notes__[0]
+    assert "can continue a text" in raised.value.notes[0]
 
 
 def test_it_writes_whole_answers() -> None:
@@ -605,7 +605,7 @@ def test_endless_reasoning_is_cancelled_and_the_others_finish(thought: Any) -> N
     ) and "reasoned up to thinking_tokens=40" in left.reason
     with pytest.raises(EnsembleError, match="no member is left") as raised:
         SpecFuseChatModel(members=[member]).invoke("Why?")
-    assert "reasoning effort" in raised.value.__notes__[0]
+    assert "reasoning effort" in raised.value.notes[0]
 
 
 def test_reasoning_that_uses_up_the_providers_tokens_is_a_failure() -> None:
@@ -625,7 +625,7 @@ def test_an_unreachable_server_is_named_with_advice(make_model: Any) -> None:
     llm = SpecFuseChatModel(members=[make_model(model="m", base_url=f"{url}/v1")])
     with pytest.raises(EnsembleError, match=f"{url}.*Conn") as raised:
         llm.invoke("Why?")
-    assert "start the server" in raised.value.__notes__[0]
+    assert "start the server" in raised.value.notes[0]
 
 
 # --- images and files -----------------------------------------------------------------------------
@@ -678,7 +678,7 @@ def test_members_that_cannot_read_images_are_named_before_any_member_is_asked(
         return
     with pytest.raises(UsageError, match=f"{unable} read") as raised:
         llm.invoke([HumanMessage([block])])
-    assert "in words" in raised.value.__notes__[0] and not model.asked
+    assert "in words" in raised.value.notes[0] and not model.asked
 
 
 # --- langchain-openai with a recording server -----------------------------------------------------
@@ -751,7 +751,7 @@ def test_a_lead_whose_reply_was_cut_and_that_cannot_continue_leaves_for_that_rea
     with pytest.raises(EnsembleError, match="cannot continue a given text") as raised:
         SpecFuseChatModel(members=[lead]).invoke("Why?")
     assert raised.value.text == script
-    assert any("add a member that can, such as a .gguf file" in n for n in raised.value.__notes__)
+    assert any("add a member that can, such as a .gguf file" in n for n in raised.value.notes)
 
 
 # --- how a reply ends -----------------------------------------------------------------------------
@@ -1250,26 +1250,26 @@ def test_caches_tell_chat_models_of_different_settings_apart(make_model: Any) ->
 def test_a_model_that_was_bound_is_refused_with_advice() -> None:
     with pytest.raises(UsageError, match="a member is") as error:
         checked_member(talker().bind(stop=["."]))
-    assert "pass the chat model itself" in error.value.__notes__[0]
+    assert "pass the chat model itself" in error.value.notes[0]
 
 
 def test_only_names_with_a_provider_become_chat_models() -> None:
     assert names_of(["ollama:llama3.2", "openai:gpt-5-mini"]) == ["llama3.2", "gpt-5-mini"]
     with pytest.raises(UsageError, match="not installed") as error:
         ensemble_for(["groq:llama-3.3"])
-    assert "pip install langchain-groq" in error.value.__notes__[0]
+    assert "pip install langchain-groq" in error.value.notes[0]
 
 
 def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(UsageError, match="has no provider 'opnai'") as name_error:
         ensemble_for(["opnai:gpt-4.1"])
-    assert name_error.value.__notes__ == ["-> did you mean 'openai'?"]
+    assert name_error.value.notes == ("-> did you mean 'openai'?",)
     with pytest.raises(UsageError, match="a member is") as class_error:
         checked_member(FakeListChatModel)
-    assert "make an object of it, FakeListChatModel(...)" in class_error.value.__notes__[0]
+    assert "make an object of it, FakeListChatModel(...)" in class_error.value.notes[0]
     with pytest.raises(UsageError, match=r"model.*BaseChatModel.*got 3") as type_error:
         ChatModelMember(3)
-    assert "ChatModelMember('ollama:llama3.2')" in type_error.value.__notes__[0]
+    assert "ChatModelMember('ollama:llama3.2')" in type_error.value.notes[0]
     for name in ("max_concurrency", "thinking_tokens"):
         with pytest.raises(UsageError, match=f"{name} must be"):
             ChatModelMember(talker(), **{name: 0})

@@ -50,7 +50,7 @@ def refused(name: str) -> tuple[MemberError, str]:
     """Return the error of a model that cannot be fetched, and its advice."""
     with pytest.raises(MemberError) as raised:
         hub.fetched(name)
-    return raised.value, "\n".join(raised.value.__notes__)
+    return raised.value, "\n".join(raised.value.notes)
 
 
 # --- which file -----------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ def test_a_name_that_names_no_repository_is_refused_at_once(name):
     for make in (LlamaCppMember, lambda name: SpecFuseChatModel(members=[name])):
         with pytest.raises(UsageError, match="hf:user/model") as raised:
             make(name)
-        assert repr(name) in str(raised.value) and raised.value.__notes__
+        assert repr(name) in str(raised.value) and raised.value.notes
 
 
 def test_members_are_called_like_the_file_and_make_no_request(served):
@@ -239,7 +239,7 @@ def test_without_huggingface_hub_the_error_says_how_to_install_it(monkeypatch):
     assert hub.cached(NAME) is None
     with pytest.raises(UsageError, match="huggingface_hub") as raised:
         hub.fetched(NAME)
-    assert "langchain-specfuse[hub]" in raised.value.__notes__[0]
+    assert "langchain-specfuse[hub]" in raised.value.notes[0]
 
 
 # --- members --------------------------------------------------------------------------------------
@@ -266,7 +266,7 @@ def test_a_chat_model_names_its_members_on_the_hub(served, tiny_llama):
     wrong = SpecFuseChatModel(members=["hf:me/Tiny-GGUF:Q5_K_M"])
     with pytest.raises(MemberError, match="Q5_K_M") as raised:
         wrong.invoke("Hello")
-    assert "Tiny-Q4_K_M.gguf" in "".join(raised.value.__notes__)
+    assert "Tiny-Q4_K_M.gguf" in "".join(raised.value.notes)
 
 
 @pytest.mark.parametrize("with_config", [False, True])
@@ -281,13 +281,13 @@ def test_transformers_says_how_a_repository_of_gguf_files_is_named(
     served.add("me/Only-GGUF", files)
     with pytest.raises(UsageError, match="GGUF") as raised:
         TransformersMember("me/Only-GGUF").probe()
-    assert "'hf:me/Only-GGUF'" in raised.value.__notes__[0]
+    assert "'hf:me/Only-GGUF'" in raised.value.notes[0]
 
 
 def test_transformers_says_that_it_reads_no_gguf_file_by_name(served):
     with pytest.raises(UsageError, match="GGUF") as raised:
         TransformersMember(NAME).probe()
-    assert f"LlamaCppMember('{NAME}')" in raised.value.__notes__[0]
+    assert f"LlamaCppMember('{NAME}')" in raised.value.notes[0]
 
 
 @pytest.mark.parametrize("model", ["ollama/llama3.2", "llama3.2"])
@@ -296,14 +296,14 @@ def test_a_name_that_is_not_on_the_hub_may_mean_a_chat_model(served, model):
         TransformersMember(model).probe()
     assert any(
         "model 'ollama:llama3.2'" in note or "named 'ollama:llama3.2'" in note
-        for note in raised.value.__notes__
+        for note in raised.value.notes
     )
 
 
 def test_a_repository_without_the_prefix_is_no_file():
     with pytest.raises(MemberError) as raised:
         LlamaCppMember("me/Only-GGUF").probe()
-    assert "'hf:me/Only-GGUF'" in raised.value.__notes__[0]
+    assert "'hf:me/Only-GGUF'" in raised.value.notes[0]
 
 
 @pytest.mark.real

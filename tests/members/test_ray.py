@@ -356,7 +356,7 @@ def test_an_address_where_nothing_listens_is_refused_soon(ray: FakeRay) -> None:
         address = f"127.0.0.1:{free.getsockname()[1]}"
     with pytest.raises(MemberError, match=f"no Ray cluster.*'{address}'") as raised:
         RayMember(ScriptedMember("x"), cluster=address).probe()
-    assert "ray start" in raised.value.__notes__[0]
+    assert "ray start" in raised.value.notes[0]
 
 
 # --- arguments ------------------------------------------------------------------------------------
@@ -381,4 +381,4 @@ def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UsageError, match=r"ray.*not installed") as raised:
         RayMember(ScriptedMember("x")).probe()
-    assert raised.value.__notes__ == ['-> pip install "langchain-specfuse[ray]"']
+    assert raised.value.notes == ('-> pip install "langchain-specfuse[ray]"',)

@@ -98,7 +98,7 @@ def test_a_list_has_one_text_for_each_answer_of_the_conversation():
 def test_a_script_that_is_not_text_is_refused_with_advice(wrong: Any):
     with pytest.raises(UsageError, match=r"script") as caught:
         ScriptedMember(wrong)
-    assert caught.value.__notes__
+    assert caught.value.notes
 
 
 def test_a_call_without_a_name_or_with_arguments_that_are_not_json_is_refused():

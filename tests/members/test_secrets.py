@@ -56,10 +56,7 @@ def everything_in(error: BaseException | None) -> str:
     for current in known:
         more = [current.__cause__, current.__context__, *getattr(current, "failures", ())]
         known += [next_one for next_one in more if next_one is not None and next_one not in known]
-    return "\n".join(
-        f"{current} {current!r} {current.args} {getattr(current, '__notes__', ())}"
-        for current in known
-    )
+    return "\n".join(f"{current} {current!r} {current.args}" for current in known)
 
 
 ECHO = f"Incorrect API key provided: {KEY}".encode()

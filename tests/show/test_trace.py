@@ -75,6 +75,6 @@ def test_a_file_without_a_trace_is_named_in_the_error(tmp_path, content):
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(UsageError, match=r"odd\.json' contains no trace") as caught:
         Trace.load(file)
-    assert "langchain-specfuse --json" in caught.value.__notes__[0]
+    assert "langchain-specfuse --json" in caught.value.notes[0]
     with pytest.raises(UsageError, match="cannot read"):
         Trace.load(tmp_path)

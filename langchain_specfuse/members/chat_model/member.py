@@ -282,7 +282,7 @@ class ChatModelMember:
 
     def _failed(self, error: MemberError | UsageError, others: Sequence[Effort]) -> Failure:
         """``others``: the cost of requests that no draft has reported."""
-        return replace(Failure.of(error, str(error)), effort=sum(others, Effort()))
+        return replace(Failure.of(error, error.message), effort=sum(others, Effort()))
 
     def forget(self, query_id: str) -> None:
         self._refusals.pop(query_id, None)

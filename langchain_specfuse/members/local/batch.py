@@ -394,7 +394,7 @@ class OpenJob:
         try:
             longest = self._make_tokens()
         except Exception as error:  # a template that refuses the turns, a tokenizer that raises
-            message = str(error) if isinstance(error, UsageError) else ""
+            message = error.message if isinstance(error, UsageError) else ""
             return Failure.of(emptied(error), message)
         if self._limit is None or longest <= self._limit:
             return None

@@ -18,6 +18,7 @@ import numpy as np
 
 from ...core.answer import kept_tokens
 from ...core.values import Draft, DraftJob, Effort, Failure, Sampling
+from ...errors import message_of
 from ..text.words import OVERTIME, AddedText, End, Words, complete, end_at, find_end
 from .cache import Cache
 from .logits import end_logprobs, logprobs_of, most_likely, sample
@@ -279,9 +280,8 @@ class OpenDraft:
         try:
             yield
         except Exception as error:
-            self.failure = Failure(
-                "error", f"its constraint failed: {type(error).__name__}: {error}", error
-            )
+            why = f"{type(error).__name__}: {message_of(error)}"
+            self.failure = Failure("error", f"its constraint failed: {why}", error)
 
 
 def write_drafts(cache: Cache, drafts: Sequence[OpenDraft]) -> None:

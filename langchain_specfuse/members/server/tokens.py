@@ -128,7 +128,7 @@ class TokenSession:
             try:
                 difference, count = self._difference(prompt, drawn, scorer)
             except MemberError as error:
-                return str(error)
+                return error.message
             except (KeyError, IndexError, TypeError, ValueError) as error:
                 return f"{type(error).__name__}: {error}"
             compared += count

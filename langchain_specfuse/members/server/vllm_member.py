@@ -264,7 +264,6 @@ class VllmMember(ServerMember):
         except MemberError as error:  # members of one server share it
             own = copy(error)
             own.member = self.name
-            own.__notes__ = list(getattr(error, "__notes__", ()))
             raise own from error.__cause__
         except UsageError:
             raise

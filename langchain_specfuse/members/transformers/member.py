@@ -147,10 +147,11 @@ def _in_memory(model: Any, tokenizer: Any) -> TransformersWeights:
 def _refuse_without_engine() -> None:
     for module in ("torch", "transformers"):
         if find_spec(module) is None:
-            missing = ModuleNotFoundError(
-                f"TransformersMember needs {module}, which is not installed", name=module
+            raise ModuleNotFoundError(
+                f"TransformersMember needs {module}, which is not installed\n"
+                '-> pip install "langchain-specfuse[transformers]"',
+                name=module,
             )
-            raise advised(missing, 'pip install "langchain-specfuse[transformers]"')
 
 
 # --- checks ---------------------------------------------------------------------------------------

@@ -251,10 +251,10 @@ def _explained(error: Exception, source: Source, member: str) -> Exception:
     """The same error, with words that say what to do."""
     text, model = str(error), source.model
 
-    def usage(message: str, advice: str) -> Exception:
+    def usage(message: str, advice: str) -> UsageError:
         return advised(UsageError(message), advice)
 
-    def failed(message: str, advice: str, kind: str = "error") -> Exception:
+    def failed(message: str, advice: str, kind: str = "error") -> MemberError:
         return advised(MemberError(message, member=member, kind=kind), advice)
 
     if is_out_of_memory(error):

@@ -273,7 +273,7 @@ def test_an_unreadable_file_is_reported_before_anything_is_streamed(wrong, kind,
     (tmp_path / "head.gguf").write_bytes(whole[:3_000])
     with pytest.raises(kind, match=words) as refused:
         LlamaCppMember(tmp_path / wrong).probe()
-    (note,) = refused.value.__notes__
+    (note,) = refused.value.notes
     size = {"short.gguf": "3,000,000", "head.gguf": "3,000"}.get(wrong, "none")
     assert (f"the file of {size} bytes seems incomplete" in note) == (size != "none")
 
@@ -300,7 +300,7 @@ def test_a_build_with_other_structures_is_refused_with_a_release_that_works(para
     binding.llamacpp.cache_clear()
     with pytest.raises(UsageError, match="other structures") as refused:
         binding.llamacpp()
-    assert f"pip install xllamacpp=={binding.TESTED}" in refused.value.__notes__[0]
+    assert f"pip install xllamacpp=={binding.TESTED}" in refused.value.notes[0]
     binding.llamacpp.cache_clear()
 
 

@@ -30,7 +30,7 @@ def test_a_file_whose_cache_gives_other_logits_is_refused(file, monkeypatch):
     for _ in range(2):
         with pytest.raises(MemberError, match="a copy of it differs") as raised:
             LlamaCppMember(file, n_gpu_layers=0).probe()
-        assert "TransformersMember" in raised.value.__notes__[0]
+        assert "TransformersMember" in raised.value.notes[0]
 
 
 def test_a_user_without_a_home_can_name_a_folder_for_the_demos_weights(monkeypatch):
@@ -39,7 +39,7 @@ def test_a_user_without_a_home_can_name_a_folder_for_the_demos_weights(monkeypat
     monkeypatch.setattr("pwd.getpwuid", Mock(side_effect=KeyError))
     with pytest.raises(UsageError, match="folder") as raised:
         file_of(SMOLLM2)
-    assert "SPECFUSE_CACHE" in raised.value.__notes__[0]
+    assert "SPECFUSE_CACHE" in raised.value.notes[0]
 
 
 def test_members_load_side_by_side_and_once(file, tmp_path):

@@ -264,7 +264,7 @@ def test_a_model_that_cannot_go_back_in_a_text_is_refused_with_another_engine(mo
     """Mamba's states take one token at a time."""
     with pytest.raises(MemberError, match="neither be cut nor copied") as raised:
         tiny.member("mamba").probe()
-    assert "MambaForCausalLM" in str(raised.value) and "vLLM" in raised.value.__notes__[0]
+    assert "MambaForCausalLM" in str(raised.value) and "vLLM" in raised.value.notes[0]
     monkeypatch.setattr(ModelCache, "agrees", lambda *_: False)
     with pytest.raises(MemberError, match="gives other logits"):
         tiny.member("llama").probe()

@@ -219,7 +219,7 @@ def test_the_prefix_cache_keeps_its_limit_and_evicts_the_least_recently_used(arc
 def test_a_limit_that_is_not_a_number_of_bytes_is_refused(wrong):
     with pytest.raises(UsageError, match="prefix_cache") as error:
         tiny.TransformersMember("any", prefix_cache=wrong)
-    assert "->" in "".join(error.value.__notes__)
+    assert "->" in "".join(error.value.notes)
 
 
 @pytest.mark.parametrize("arch", tiny.THREE)

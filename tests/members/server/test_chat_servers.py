@@ -139,7 +139,7 @@ def test_the_advice_names_the_variable_that_a_refused_key_was_read_from(
     member = ServerMember(server.url, KINDS[kind], api_key_env="CHAT_KEY")
     with pytest.raises(EnsembleError, match="401") as caught:
         SpecFuseChatModel(members=[member]).invoke("Why is the sky blue?")
-    (advice,) = caught.value.__notes__
+    (advice,) = caught.value.notes
     assert "environment variable CHAT_KEY" in advice and "OPENAI_API_KEY" not in advice
     member.unload()
 
@@ -177,7 +177,7 @@ def test_unsupported_arguments_are_refused(
 def test_a_server_that_lists_no_models_is_refused_with_advice(serve: Serve) -> None:
     with pytest.raises(MemberError, match="lists no models") as error:
         ServerMember(serve("lm studio", models=False).url, "my-model").probe()
-    assert "ChatOpenAI(base_url=..., model=...)" in error.value.__notes__[0]
+    assert "ChatOpenAI(base_url=..., model=...)" in error.value.notes[0]
     assert (
         "ChatOllama" in ServerMember(serve("ollama", models=False).url, "llama3.2").probe().detail
     )
@@ -192,4 +192,4 @@ def test_the_package_that_is_missing_is_named(
     monkeypatch.setitem(sys.modules, package.replace("-", "_"), None)
     with pytest.raises(UsageError, match=f"it needs {package}") as error:
         ServerMember(serve(kind).url, KINDS[kind]).probe()
-    assert error.value.__notes__ == [f"-> pip install {package}"]
+    assert error.value.notes == (f"-> pip install {package}",)

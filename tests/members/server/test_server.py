@@ -193,7 +193,7 @@ def test_any_other_server_joins_as_a_chat_model_only(serve: Serve) -> None:
     refused = "tokenizer= for a server other than vLLM and llama-server is no longer supported"
     with pytest.raises(UsageError, match=refused) as caught:
         member.probe()
-    (note,) = caught.value.__notes__
+    (note,) = caught.value.notes
     assert "leave out tokenizer=" in note and "ChatOpenAI(base_url=..., model=...)" in note
 
 
@@ -203,7 +203,7 @@ def test_a_template_of_your_own_needs_a_tokenizer_here(serve: Serve) -> None:
         _, member = serve(engine, lends=True, chat_template=INST_END)
         with pytest.raises(UsageError, match="renders with its own template") as caught:
             member.probe()
-        assert "tokenizer=" in caught.value.__notes__[0]
+        assert "tokenizer=" in caught.value.notes[0]
 
 
 def test_a_gateway_that_passes_on_completions_only_needs_a_tokenizer_here(serve: Serve) -> None:
@@ -211,7 +211,7 @@ def test_a_gateway_that_passes_on_completions_only_needs_a_tokenizer_here(serve:
     server.fault = lambda path, _: None if path.startswith("/v1") else 404
     with pytest.raises(UsageError, match="it offers no tokenizer") as caught:
         member.probe()
-    assert "tokenizer=" in caught.value.__notes__[0]
+    assert "tokenizer=" in caught.value.notes[0]
 
 
 # --- requests -------------------------------------------------------------------------------------
@@ -288,7 +288,7 @@ def test_a_wrong_argument_is_refused_with_advice(
 ) -> None:
     with pytest.raises(UsageError) as caught:
         ServerMember(**({"base_url": "http://h:1"} | argument))
-    (note,) = caught.value.__notes__
+    (note,) = caught.value.notes
     assert [word for word in words if word not in f"{caught.value}{note}"] == []
 
 

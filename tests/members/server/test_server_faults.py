@@ -352,7 +352,7 @@ def test_an_unreachable_server_is_reported_with_the_proxy_and_advice(
         monkeypatch.setenv(name, value)
     with pytest.raises((MemberError, UsageError)) as caught:
         ServerMember(address, timeout=5.0).probe()
-    (note,) = caught.value.__notes__
+    (note,) = caught.value.notes
     assert message in str(caught.value) and advice in note
     assert "secret" not in f"{caught.value}{note}"
 

@@ -68,7 +68,7 @@ def test_a_system_role_that_the_template_knows_is_left_where_it_is():
 def test_turns_that_a_template_refuses_are_a_clear_error():
     with pytest.raises(UsageError, match=r"assistant, user.*users first") as caught:
         template(ODD).prompt((Turn("assistant", "x"), Turn("user", "y")))
-    assert caught.value.__notes__
+    assert caught.value.notes
 
 
 def test_an_invalid_template_is_a_clear_error():

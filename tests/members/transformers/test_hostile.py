@@ -165,4 +165,4 @@ def test_a_folder_that_names_another_as_its_base_is_refused(folder):
     )
     with pytest.raises(UsageError, match="adapter_config") as caught:
         TransformersMember(str(folder)).probe()
-    assert "base+adapter" in caught.value.__notes__[0]
+    assert "base+adapter" in caught.value.notes[0]

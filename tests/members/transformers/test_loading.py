@@ -50,7 +50,7 @@ def refused(kind, *args, match, **kwargs):
     """Return the error with which this member refuses to load; it must contain advice."""
     with pytest.raises(kind, match=match) as caught:
         TransformersMember(*args, **kwargs).probe()
-    assert any(note.startswith("-> ") for note in caught.value.__notes__)
+    assert any(note.startswith("-> ") for note in caught.value.notes)
     return caught.value
 
 
@@ -74,7 +74,7 @@ def test_nothing_is_loaded_before_it_is_needed(folder):
 def test_typos_and_arguments_of_the_member_are_refused_in_model_kwargs(folder):
     with pytest.raises(UsageError, match="no argument 'divice'") as caught:
         TransformersMember(folder, divice="cpu")
-    assert "device" in caught.value.__notes__[0]
+    assert "device" in caught.value.notes[0]
     for name in ("dtype", "use_safetensors", "weights_only"):
         with pytest.raises(UsageError, match=name):
             TransformersMember(folder, model_kwargs={name: False})
@@ -92,7 +92,7 @@ def test_typos_and_arguments_of_the_member_are_refused_in_model_kwargs(folder):
 def test_an_argument_of_from_pretrained_says_where_it_belongs(folder, name, advice):
     with pytest.raises(UsageError, match=name) as caught:
         TransformersMember(folder, **{name: 1})
-    assert advice in caught.value.__notes__[0]
+    assert advice in caught.value.notes[0]
 
 
 def test_a_member_is_pickled_without_its_weights(folder, monkeypatch):
@@ -251,7 +251,7 @@ def test_a_missing_device_is_an_error(folder, monkeypatch, text):
 
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", loaded)
     error = refused(UsageError, folder, device="cuda:77", match="cannot be put on device='cuda:77'")
-    assert "leave device out" in str(error.__notes__)
+    assert "leave device out" in str(error.notes)
 
 
 def test_a_model_in_memory_needs_its_tokenizer_and_a_name_does_not(folder):

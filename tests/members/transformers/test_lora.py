@@ -49,7 +49,7 @@ def base(tmp_path):
 def refused(kind, base, folder, match):
     with pytest.raises(kind, match=match) as caught:
         TransformersMember(base, adapter=folder, dtype="float32", device="cpu").probe()
-    assert any(note.startswith("-> ") for note in caught.value.__notes__)
+    assert any(note.startswith("-> ") for note in caught.value.notes)
 
 
 # --- what is added --------------------------------------------------------------------------------
