@@ -8,6 +8,7 @@ Models run on the workers' threads; the caller's thread only reads rounds. The m
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import warnings
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
@@ -29,6 +30,7 @@ from .._version import __version__
 from ..core.checks import as_checks
 from ..core.member import Probe
 from ..core.options import Method
+from ..core.round import Round
 from ..core.values import CallFormat
 from ..engine.ensemble import Ensemble
 from ..engine.worker import note_question
@@ -48,6 +50,8 @@ from .references import names_of
 from .report import Report, RunScope
 from .routing import name_of
 from .schemas import openai_tools
+
+log = logging.getLogger("langchain_specfuse")
 
 MAX_THREADS = 256
 """The most threads of a synchronous batch, which has one thread per question. The threads only
@@ -100,6 +104,8 @@ class SpecFuseChatModel(Options, BaseChatModel):
 
     _held: Ensemble | None = PrivateAttr(default=None)
     """Keeps the ensemble of member objects alive between questions."""
+    _reached: set[str] = PrivateAttr(default_factory=set)
+    """The options whose limits have cut an answer."""
     _checks_calls: bool = PrivateAttr(default=True)
     """Whether finished calls are checked against their schema. An endpoint does not check them: a
     schema from a stranger can make a check run forever."""
@@ -145,6 +151,7 @@ class SpecFuseChatModel(Options, BaseChatModel):
                 report.begin()
                 for round in rounds:
                     report.add(round)
+                    self._warn_of_limit(round, question.call)
                     yield from chunks.of(round)
 
     async def _astream(
@@ -168,8 +175,20 @@ class SpecFuseChatModel(Options, BaseChatModel):
                 await report.abegin()
                 async for round in rounds:
                     await report.aadd(round)
+                    self._warn_of_limit(round, question.call)
                     for chunk in chunks.of(round):
                         yield chunk
+
+    def _warn_of_limit(self, last: Round, call: Call) -> None:
+        """Warn of an answer that a limit has cut, once for this chat model and option."""
+        if last.finish != "length" or last.stalled or "max_tokens" in self._reached:
+            return
+        self._reached.add("max_tokens")
+        log.warning(
+            "an answer was cut at max_tokens=%s, so its finish reason is 'length'; later ones are "
+            "not reported\n-> raise max_tokens=",
+            call.max_tokens,
+        )
 
     @langchain_errors()
     def _call(
@@ -506,7 +525,11 @@ class SpecFuseChatModel(Options, BaseChatModel):
     def __getstate__(self) -> dict[Any, Any]:
         return {
             **super().__getstate__(),
-            "__pydantic_private__": {"_held": None, "_checks_calls": self._checks_calls},
+            "__pydantic_private__": {
+                "_held": None,
+                "_checks_calls": self._checks_calls,
+                "_reached": set(),
+            },
         }
 
     def __repr_args__(self) -> Any:

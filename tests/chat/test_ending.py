@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import subprocess
 import sys
 from typing import Any
@@ -213,3 +214,33 @@ def test_langchains_retries_and_fallbacks_work() -> None:
         full.with_fallbacks([llm], exceptions_to_handle=(ContextOverflowError,)).invoke("Why?").text
         == BLUE
     )
+
+
+async def test_the_first_answer_that_max_tokens_cuts_is_reported(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    llm = SpecFuseChatModel(members=[ScriptedMember(BLUE, name="a")])
+
+    def warned() -> list[str]:
+        return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+    assert llm.invoke("?").text == BLUE and not warned()
+    cut = llm.invoke("?", max_tokens=2)
+    assert cut.response_metadata["finish_reason"] == "length"
+    (warning,) = warned()
+    assert "max_tokens=2" in warning and "-> raise max_tokens=" in warning
+    await llm.ainvoke("?", max_tokens=3)
+    assert len(warned()) == 1  # once for each chat model
+    other = pickle.loads(pickle.dumps(llm))
+    async for _ in other.astream("?", max_tokens=3):
+        pass
+    assert len(warned()) == 2
+
+
+def test_an_answer_that_nobody_can_continue_is_not_blamed_on_max_tokens(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    llm = SpecFuseChatModel(members=[ScriptedMember("I will not.", name="a")])
+    about = llm.invoke("?", response_format={"type": "json_object"}).response_metadata
+    assert about["finish_reason"] == "length" and about["specfuse"]["stalled"]
+    assert "max_tokens" not in caplog.text
