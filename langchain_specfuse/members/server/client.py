@@ -146,7 +146,9 @@ class Client:
         try:
             self._client = httpx2.Client(
                 headers=self.headers,
-                limits=httpx2.Limits(),  # none: the server knows how many requests it can take
+                # No limit for requests: the server knows how many it can take. The usual one for
+                # idle connections: before each request, httpx2 looks at all of them.
+                limits=httpx2.Limits(max_keepalive_connections=20),
                 verify=self.trusted,
                 trust_env=not address.key,
             )
