@@ -142,7 +142,7 @@ class SpecFuseChatModel(Options, BaseChatModel):
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
         with langchain_errors():
-            question = Question.of(messages, self._call(stop, kwargs), stop)
+            question = self._question(messages, stop, kwargs)
             probes = loaded(question.ensemble, question.call)
             scope = RunScope.of(run_manager, run_scope)
             format, chunks, report = self._outputs(question, probes, scope, kwargs)
@@ -163,10 +163,11 @@ class SpecFuseChatModel(Options, BaseChatModel):
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
         with langchain_errors():
-            # A schema can take long to check, so another thread checks it.
-            question = await asyncio.to_thread(
-                lambda: Question.of(messages, self._call(stop, kwargs), stop)
-            )
+            # A schema or an embedding can take long, and so can making members from their names.
+            if kwargs or self.calibration or self._held is None:
+                question = await asyncio.to_thread(self._question, messages, stop, kwargs)
+            else:
+                question = self._question(messages, stop, kwargs)
             probes = await aloaded(question.ensemble, question.call)
             scope = RunScope.of(run_manager, run_scope)
             format, chunks, report = self._outputs(question, probes, scope, kwargs)
@@ -189,6 +190,9 @@ class SpecFuseChatModel(Options, BaseChatModel):
             "not reported\n-> raise max_tokens=",
             call.max_tokens,
         )
+
+    def _question(self, messages: Any, stop: Any, options: Mapping[str, Any]) -> Question:
+        return Question.of(messages, self._call(stop, options), stop)
 
     @langchain_errors()
     def _call(

@@ -240,7 +240,8 @@ def loaded(ensemble: Ensemble, call: Call) -> dict[str, Probe]:
 async def aloaded(ensemble: Ensemble, call: Call) -> dict[str, Probe]:
     """``loaded`` for asyncio."""
     with loading_errors():
-        probes = await asyncio.wrap_future(ensemble.loaded(call))
+        loading = ensemble.loaded(call)
+        probes = loading.result() if loading.done() else await asyncio.wrap_future(loading)
     _warn(ensemble, call, probes)
     return probes
 

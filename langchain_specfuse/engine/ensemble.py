@@ -478,7 +478,11 @@ class Ensemble:
     ) -> AsyncIterator[Round]:
         """``rounds`` for asyncio."""
         began = time.monotonic() if began is None else began
-        await asyncio.wrap_future(self.loaded(settings))
+        loading = self.loaded(settings)
+        if loading.done():  # the usual case
+            loading.result()
+        else:
+            await asyncio.wrap_future(loading)
         panel = self.panel(settings, query.kinds, began)
         loop = _loop(query, settings, panel, referee)
         wake = partial(self._wake, kinds=query.kinds)
