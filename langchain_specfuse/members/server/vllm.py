@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from ...constraints import schema_of
 from ...core.values import Constraint, Sampling
 from ...errors import MemberError, amount
 from ..text.words import either
+from .client import Client
 from .dialect import LIKELY, Dialect, Draw, Drawn, Path, Piece, Scorer, cached_tokens
 
 ECHO_BELOW = 150
@@ -33,6 +35,11 @@ class VLLM(Dialect):
     """One vLLM server."""
 
     name = "vLLM"
+
+    def __init__(self, client: Client, model: str) -> None:
+        super().__init__(client, model)
+        self._thread = threading.local()
+        """In ``rendered``, the conversation that this thread has rendered: its text and tokens."""
 
     def draw(self, draw: Draw) -> Drawn:
         body = self._drawing(draw) | (_excluding(draw.excluded) or self._logprobs_of(self.stops))
@@ -167,6 +174,10 @@ class VLLM(Dialect):
     # --- its tokenizer ----------------------------------------------------------------------------
 
     def encode(self, text: str, marks: bool) -> list[int]:
+        rendered, ids = getattr(self._thread, "rendered", ("", []))
+        if text and text == rendered:
+            del self._thread.rendered
+            return list(ids)
         # vLLM always recognises special tokens, so text that holds some is sent in parts.
         return self._tokens({"prompt": text, "add_special_tokens": False})
 
@@ -175,7 +186,11 @@ class VLLM(Dialect):
         return str(reply["prompt"])
 
     def render(self, body: Mapping[str, Any]) -> str:
-        return self.decode(self._tokens(body))
+        # vLLM tokenizes it, so the text has to be asked for, but its tokens are known.
+        ids = self._tokens(body)
+        text = self.decode(ids)
+        self._thread.rendered = text, ids
+        return text
 
     def _tokens(self, fields: Mapping[str, Any]) -> list[int]:
         return list(self.client.post("/tokenize", {"model": self.model, **fields})["tokens"])

@@ -25,7 +25,7 @@ from langchain_specfuse.members.server.tokenizers import (
 )
 
 from .. import tiny
-from ..contract import drafted
+from ..contract import drafted, streamed
 from ..fake_server import INST_END, FakeServer
 
 Serve = Callable[..., tuple[FakeServer, ServerMember]]
@@ -66,6 +66,18 @@ def first_prompt(server: FakeServer, member: ServerMember, job: DraftJob) -> lis
     paths = ("/v1/completions", "/completion")
     ids = next(body["prompt"] for path, body in server.asked if path in paths)
     return list(ids[0] if isinstance(ids[0], list) else ids)
+
+
+def test_the_tokens_of_a_conversation_are_asked_for_once(serve: Serve) -> None:
+    """vLLM renders it as tokens; their text shows what would be read as a control token."""
+    made_with = {"chat_template": INST_END}
+    server, member = serve("vllm", "llama", 2, True, made_with=made_with)
+    for text in ("Why is the sky blue? " * 20, "Why is the sea green? " * 20):
+        server.asked.clear()
+        job = DraftJob(tiny.query(text), (), 5, 20, Sampling(), leads=True)
+        streamed(member, job)
+    paths = [path for path, _ in server.asked]
+    assert paths == ["/tokenize", "/detokenize", "/v1/completions"]
 
 
 # --- equal to the same weights in this process ----------------------------------------------------
