@@ -57,6 +57,9 @@ class ServerTokenizer:
     """An engine's tokenizer. It has the methods that :class:`.Words` and :class:`.Template`
     need."""
 
+    is_elsewhere = True
+    """It encodes several texts at once."""
+
     def __init__(
         self,
         engine: TokenizingEngine,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
 from threading import Lock
@@ -37,8 +38,8 @@ HELD_BYTES = 4
 complete."""
 
 _ENCODING = Lock()
-"""Held while a tokenizer encodes. Whether it recognises special tokens is part of its state, and
-members and token counters may share a tokenizer."""
+"""Held while a tokenizer of this process encodes. Whether it recognises special tokens is part of
+its state, and members and token counters may share a tokenizer."""
 
 
 class Words:
@@ -48,6 +49,8 @@ class Words:
         """``split`` cuts a text inside what the tokenizer would always read as special tokens."""
         self.tokenizer = tokenizer
         self._split_text = split
+        is_elsewhere = getattr(tokenizer, "is_elsewhere", False)
+        self._encoding: AbstractContextManager[Any] = nullcontext() if is_elsewhere else _ENCODING
         self._after = lru_cache(maxsize=4096)(self._encoded_after)
 
     def encode(self, text: str, marks: bool = True) -> list[int]:
@@ -60,7 +63,7 @@ class Words:
             if len(parts) > 1:
                 return self.encode_parts(parts, marks)
         options = {"add_special_tokens": False, "split_special_tokens": not marks}
-        with _ENCODING:
+        with self._encoding:
             return list(self.tokenizer(text, **options)["input_ids"])
 
     def encode_parts(self, parts: Sequence[str], marks: bool = True) -> list[int]:

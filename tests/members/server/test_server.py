@@ -6,7 +6,8 @@ import gc
 import json
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -23,6 +24,7 @@ from langchain_specfuse.members.server.tokenizers import (
     ServerTokenizer,
     TokenizingEngine,
 )
+from langchain_specfuse.members.text.words import Words
 
 from .. import tiny
 from ..contract import drafted, streamed
@@ -78,6 +80,26 @@ def test_the_tokens_of_a_conversation_are_asked_for_once(serve: Serve) -> None:
         streamed(member, job)
     paths = [path for path, _ in server.asked]
     assert paths == ["/tokenize", "/detokenize", "/v1/completions"]
+
+
+def test_several_texts_are_tokenized_on_a_server_at_once() -> None:
+    """Answers that began together waited for each other's requests."""
+    both = threading.Barrier(2)
+
+    class Engine(TokenizingEngine):
+        def encode(self, text: str, marks: bool) -> list[int]:
+            both.wait(30.0)
+            return [len(text)]
+
+        def decode(self, ids: Sequence[int]) -> str:
+            return ""
+
+        def render(self, body: Mapping[str, Any]) -> str:
+            return ""
+
+    words = Words(ServerTokenizer(Engine()))
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(words.encode, ["a", "bc"])) == [[1], [2]]
 
 
 # --- equal to the same weights in this process ----------------------------------------------------
