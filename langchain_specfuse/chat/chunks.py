@@ -19,7 +19,11 @@ from ..core.values import Effort
 from .call_text import CUT_OFF, REFUSED, STALLED, UNCHECKED, Splitter
 from .logprobs import AnswerLogprobs
 from .messages import PROVIDER
+from .passthrough import Passthrough, is_plain
 from .report import Summary
+
+FINISHES = frozenset({"finish_reason", "stop_reason", "done_reason", "stopReason", "status"})
+"""The keys under which providers say why a reply ended."""
 
 
 class AnswerChunks:
@@ -42,7 +46,7 @@ class AnswerChunks:
         v1: bool,
         seed: int | None,
         splitter: Splitter | None,
-        reasoning: bool,
+        reasoning: bool | None,
         logprobs: bool = False,
         hosted: Collection[str] = (),
         unpriced: Collection[str] = (),
@@ -52,7 +56,8 @@ class AnswerChunks:
         self._v1 = v1
         self._seed = seed
         self._splitter = splitter
-        self._reasoning = reasoning
+        self._reasoning = bool(reasoning)
+        self._passthrough = Passthrough(reasoning=reasoning is not False)
         self._logprobs = AnswerLogprobs() if logprobs else None
         self._hosted = frozenset(hosted)
         self._unpriced = frozenset(unpriced)
@@ -76,6 +81,14 @@ class AnswerChunks:
         contains nothing else and is not the last.
         """
         self._count(round)
+        passed = self._passthrough.of(round)
+        if passed is not None and not (round.finish == "refusal" and not passed):
+            if round.finish:
+                text = passed.pop() if passed and is_plain(passed[-1]) else None
+                passed.append(self._last(round, text))
+            for chunk in passed:
+                yield ChatGenerationChunk(message=chunk)
+            return
         written = self._authors_of(round) if self._v1 else []
         prose = round.text
         pieces: list[CallPiece] = []
@@ -126,7 +139,8 @@ class AnswerChunks:
         extra: dict[str, Any] = {}
         if thought and not self._v1:
             extra["reasoning_content"] = thought
-        if last is not None and last.finish == "refusal":
+        is_ours = last is not None and not self._passthrough.metadata_of(last.member)
+        if last is not None and is_ours and last.finish == "refusal":
             extra["refusal"] = last.refusals[last.member]
         message = AIMessageChunk(
             content=content,
@@ -139,6 +153,14 @@ class AnswerChunks:
             message.usage_metadata = self._usage()
             message.chunk_position = "last"
         return ChatGenerationChunk(message=message)
+
+    def _last(self, round: Round, text: AIMessageChunk | None) -> AIMessageChunk:
+        """The chunk that ends the answer, with the last text of its provider."""
+        end = self._chunk(text.content if text else "", round).message
+        assert isinstance(end, AIMessageChunk)
+        if text is not None:
+            end.response_metadata = {**text.response_metadata, **end.response_metadata}
+        return end
 
     def _text_blocks(
         self, round: Round, written: Sequence[tuple[Round, str]], thought: str
@@ -206,7 +228,7 @@ class AnswerChunks:
                 return efforts[name]
         return Effort()
 
-    def _usage(self) -> UsageMetadata:
+    def _usage(self) -> UsageMetadata | None:
         hosted = sum(self._bills.values(), Effort())
         read = self._prompt.prompt + hosted.input_tokens
         written = self._agreed.count(without=self._hosted) + hosted.output_tokens
@@ -215,6 +237,11 @@ class AnswerChunks:
             "verified": self._verified,
             "discarded": self._drafted - self._agreed.count(),
         }
+        reported = self._passthrough.usage
+        if reported and (read, written) == (reported["input_tokens"], reported["output_tokens"]):
+            return reported  # one member wrote everything
+        if not reported and hosted.requests == 1 and self._passthrough.is_all:
+            return None  # its provider has not said
         cached = min(self._prompt.reused, self._prompt.prompt)
         return UsageMetadata(
             input_tokens=read,
@@ -236,20 +263,24 @@ class AnswerChunks:
         """The metadata of a chunk. ``last`` is the round that ends the answer, if this is the last
         chunk."""
         metadata: dict[str, Any] = {"output_version": "v1"} if self._v1 else {}
-        if not self._has_begun:
-            # On the first chunk only: merging chunks joins texts.
+        # In one chunk only: merging chunks joins texts.
+        if not self._has_begun and not self._hosted:
             metadata["model_name"] = self._model_name
-            if not self._hosted:
-                # With this name, LangChain's summarization takes the usage for the length of the
-                # conversation. The usage of hosted members is a multiple of that.
-                metadata["model_provider"] = PROVIDER
+            # With this name, LangChain's summarization takes the usage for the length of the
+            # conversation. The usage of hosted members is a multiple of that.
+            metadata["model_provider"] = PROVIDER
         self._has_begun = True
         if last is None:
             return metadata
+        if self._hosted:
+            metadata["model_name"] = last.member
         called = self._splitter is not None and self._splitter.calls > 0
-        metadata["finish_reason"] = _finish_reason(last, called)
+        of_provider = self._passthrough.metadata_of(last.member)
+        if not of_provider.keys() & FINISHES:
+            metadata["finish_reason"] = _finish_reason(last, called)
+        metadata |= of_provider
         metadata["specfuse"] = self._summary_at(last)
-        if self._logprobs:
+        if self._logprobs and not of_provider:
             # Sent in one chunk: stream_events v3 keeps only the last list of a stream.
             is_cut = last.finish in ("stop_string", "check")
             end = self._released if is_cut else None

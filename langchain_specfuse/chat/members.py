@@ -97,6 +97,19 @@ def _preview(reference: Reference, name: str) -> Probe | None:
     return preview
 
 
+def leading_chat_model(call: Any) -> BaseChatModel | None:
+    """The chat model that is asked first, if that is known before the question."""
+    is_led = call.segment == "draft" and call.method.margin is not None
+    name = call.writers[0] if call.lead == "auto" and not call.calibration else call.lead
+    if not is_led or name not in call.writers:
+        return None
+    reference = call.members[call.writers.index(name)]
+    if isinstance(reference, str) and is_chat_model(reference):
+        reference = _member(reference, name)
+    model = reference.model if isinstance(reference, ChatModelMember) else reference
+    return model if isinstance(model, BaseChatModel) else None
+
+
 def ensemble_for(members: Sequence[Reference], verifiers: Sequence[Reference] = ()) -> Ensemble:
     """The only ensemble of these members in this process. This makes members, but loads nothing."""
     references = [*members, *verifiers]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from langchain_core.messages import (
@@ -21,7 +22,7 @@ from langchain_core.messages import (
 
 from ..core.values import Attachment, Tool, ToolCall, Turn
 from ..errors import UsageError, advised
-from ..members.chat_model.member import INPUTS
+from ..members.chat_model.member import INPUTS, OTHER
 from ..members.chat_model.refusals import refusal_block
 
 PROVIDER = "specfuse"
@@ -62,8 +63,9 @@ def refuse_broken(text: str) -> None:
         raise advised(broken, "convert it to UTF-8") from error
 
 
-def turns_of(messages: Sequence[BaseMessage]) -> tuple[Turn, ...]:
-    """Convert a conversation to plain turns.
+def turns_of(messages: Sequence[BaseMessage], *, hosted: bool = False) -> tuple[Turn, ...]:
+    """Convert a conversation to plain turns. ``hosted``: a chat model gets the messages themselves,
+    so that a block which is unknown here is an attachment that other members cannot read.
 
     System messages are joined and put first, because most chat templates allow them only there.
     Neighbours with the same role become one turn, with a blank line between them, unless they are
@@ -76,7 +78,9 @@ def turns_of(messages: Sequence[BaseMessage]) -> tuple[Turn, ...]:
     if not messages:
         error = UsageError("there is nothing to answer: expected at least one message, got none")
         raise advised(error, "pass a text, or a list such as [('human', 'Why is the sky blue?')]")
-    turns = list(_with_tool_names([_turn(message, at) for at, message in enumerate(messages)]))
+    turns = list(
+        _with_tool_names([_turn(message, at, hosted) for at, message in enumerate(messages)])
+    )
     for turn in turns:
         _refuse_broken_turn(turn)
     system = [turn for turn in turns if turn.role == "system"]
@@ -131,14 +135,14 @@ def _with_tool_names(turns: Sequence[Turn]) -> Iterator[Turn]:
     for turn in turns:
         names |= {call.id: call.name for call in turn.calls if call.id}
         if turn.role == "tool" and not turn.name:
-            turn = Turn("tool", turn.text, name=names.get(turn.call_id, ""), call_id=turn.call_id)
+            turn = replace(turn, name=names.get(turn.call_id, ""))
         yield turn
 
 
-def _turn(message: BaseMessage, place: int) -> Turn:
-    text, attachments = _contents(message, place)
+def _turn(message: BaseMessage, place: int, hosted: bool) -> Turn:
+    text, attachments = _contents(message, place, hosted)
     if isinstance(message, SystemMessage):
-        return Turn("system", text)
+        return Turn("system", text, attachments=attachments)
     if isinstance(message, HumanMessage):
         if message.name:
             text = f"{message.name}: {text}"
@@ -148,11 +152,12 @@ def _turn(message: BaseMessage, place: int) -> Turn:
         refusal = message.additional_kwargs.get("refusal")
         if isinstance(refusal, str) and refusal not in text:
             text = _paragraphs(text, refusal)
-        return Turn("assistant", text, calls=tuple(_calls(message)))
+        return Turn("assistant", text, tuple(_calls(message)), attachments=attachments)
     if isinstance(message, ToolMessage):
         if message.status == "error" and not text.lower().startswith("error"):
             text = f"Error: {text}"
-        return Turn("tool", text, name=message.name or "", call_id=message.tool_call_id)
+        name, call_id = message.name or "", message.tool_call_id
+        return Turn("tool", text, name=name, call_id=call_id, attachments=attachments)
     if isinstance(message, FunctionMessage):
         return Turn("tool", text, name=message.name)
     if isinstance(message, ChatMessage) and message.role in _ROLES:
@@ -213,18 +218,25 @@ def _object(text: str | None) -> str:
     return _json(arguments if isinstance(arguments, dict) else {"invalid": text})
 
 
-def _contents(message: BaseMessage, place: int) -> tuple[str, tuple[Attachment, ...]]:
-    """The text of a message, and the attachments of a human message."""
+def _contents(message: BaseMessage, place: int, hosted: bool) -> tuple[str, tuple[Attachment, ...]]:
+    """The text of a message, and its attachments."""
     if isinstance(message.content, str):
         return message.content, ()
     text = ""
     attachments: list[Attachment] = []
     for index, block in enumerate(message.content):
-        attachment = _attachment(block) if isinstance(message, HumanMessage) else None
+        may_attach = hosted or isinstance(message, HumanMessage)
+        attachment = _attachment(block) if may_attach else None
         if attachment is not None:
             attachments.append(attachment)
             continue
-        block_text = _block_text(block, message, place, index)
+        try:
+            block_text = _block_text(block, message, place, index)
+        except UsageError:
+            if not hosted:
+                raise
+            attachments.append(Attachment(OTHER, _json(block)))
+            continue
         if text and refusal_block(block):
             text += "\n\n"
         text += block_text

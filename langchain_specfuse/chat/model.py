@@ -46,7 +46,7 @@ from .errors import langchain_errors
 from .functions import check_id, function_id
 from .options import NOT_FOR_A_CALL, Call, Options, translated_fields
 from .question import Question, aloaded, loaded, warn_where_votes_decide_nothing
-from .references import names_of
+from .references import has_chat_model, names_of
 from .report import Report, RunScope
 from .routing import name_of
 from .schemas import openai_tools
@@ -139,10 +139,11 @@ class SpecFuseChatModel(Options, BaseChatModel):
         stop: Any = None,
         run_manager: Any = None,
         run_scope: Any = None,
+        is_whole: bool = False,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
         with langchain_errors():
-            question = self._question(messages, stop, kwargs)
+            question = self._question(messages, stop, kwargs, is_whole)
             probes = loaded(question.ensemble, question.call)
             scope = RunScope.of(run_manager, run_scope)
             format, chunks, report = self._outputs(question, probes, scope, kwargs)
@@ -160,14 +161,17 @@ class SpecFuseChatModel(Options, BaseChatModel):
         stop: Any = None,
         run_manager: Any = None,
         run_scope: Any = None,
+        is_whole: bool = False,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
         with langchain_errors():
             # A schema or an embedding can take long, and so can making members from their names.
             if kwargs or self.calibration or self._held is None:
-                question = await asyncio.to_thread(self._question, messages, stop, kwargs)
+                question = await asyncio.to_thread(
+                    self._question, messages, stop, kwargs, is_whole
+                )
             else:
-                question = self._question(messages, stop, kwargs)
+                question = self._question(messages, stop, kwargs, is_whole)
             probes = await aloaded(question.ensemble, question.call)
             scope = RunScope.of(run_manager, run_scope)
             format, chunks, report = self._outputs(question, probes, scope, kwargs)
@@ -187,12 +191,15 @@ class SpecFuseChatModel(Options, BaseChatModel):
         self._reached.add("max_tokens")
         log.warning(
             "an answer was cut at max_tokens=%s, so its finish reason is 'length'; later ones are "
-            "not reported\n-> raise max_tokens=",
-            call.max_tokens,
+            "not reported\n-> raise max_tokens=, here or in the chat model that wrote",
+            call.max_tokens or ("its provider's" if last.segment.is_cut else call.budget()),
         )
 
-    def _question(self, messages: Any, stop: Any, options: Mapping[str, Any]) -> Question:
-        return Question.of(messages, self._call(stop, options), stop)
+    def _question(
+        self, messages: Any, stop: Any, options: Mapping[str, Any], is_whole: bool
+    ) -> Question:
+        call = self._call(stop, options)
+        return Question.of(messages, call, stop, options, is_whole=is_whole)
 
     @langchain_errors()
     def _call(
@@ -250,12 +257,14 @@ class SpecFuseChatModel(Options, BaseChatModel):
     def _generate(
         self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any
     ) -> Any:
-        return generate_from_stream(self._stream(messages, stop, run_manager, **kwargs))
+        chunks = self._stream(messages, stop, run_manager, is_whole=True, **kwargs)
+        return generate_from_stream(chunks)
 
     async def _agenerate(
         self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any
     ) -> Any:
-        return await agenerate_from_stream(self._astream(messages, stop, run_manager, **kwargs))
+        chunks = self._astream(messages, stop, run_manager, is_whole=True, **kwargs)
+        return await agenerate_from_stream(chunks)
 
     # LangChain calls _stream without the run manager in stream(), astream() and wherever invoke()
     # streams. So here the run's scope is passed along as one more argument.
@@ -329,8 +338,11 @@ class SpecFuseChatModel(Options, BaseChatModel):
         unless ``parallel_tool_calls=True``. With ``response_format`` the answer is a call or an
         object of that format.
         """
+        hosted = has_chat_model(self.members)
+        converted = openai_tools(tools, strict, hosted=hosted)
         choices = {
-            "tools": openai_tools(tools, strict),
+            # LangChain's chat models convert tools themselves.
+            "tools": list(tools) if hosted else converted,
             "tool_choice": None if tool_choice is False else tool_choice,
             "parallel_tool_calls": parallel_tool_calls,
             "strict": strict,
@@ -344,7 +356,7 @@ class SpecFuseChatModel(Options, BaseChatModel):
         self,
         schema: Any = None,
         *,
-        method: str = "json_schema",
+        method: str | None = None,
         include_raw: bool = False,
         strict: bool | None = None,
         **kwargs: Any,
@@ -353,7 +365,8 @@ class SpecFuseChatModel(Options, BaseChatModel):
 
         ``schema`` is a pydantic class or a dataclass (the answer is an instance), or a TypedDict or
         a JSON schema (the answer is a dict). ``method`` is ``"json_schema"``, ``"json_mode"`` (any
-        object if there is no schema) or ``"function_calling"``. With ``include_raw``, the answer is
+        object if there is no schema) or ``"function_calling"`` (default: that of the chat model
+        that leads; for other members ``"json_schema"``). With ``include_raw``, the answer is
         a dict with ``raw``, ``parsed`` and ``parsing_error``.
         """
         return _structured.structured(
@@ -451,7 +464,8 @@ class SpecFuseChatModel(Options, BaseChatModel):
         self, stop: list[str] | None = None, **kwargs: Any
     ) -> dict[str, Any]:
         kwargs.pop("run_scope", None)
-        options = _without_address(_members.with_identities(kwargs))
+        plain = _shape.as_plain_data(kwargs)
+        options = _without_address(_members.with_identities(plain))
         return super()._get_invocation_params(stop, **options)
 
     def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
@@ -471,6 +485,11 @@ class SpecFuseChatModel(Options, BaseChatModel):
         params = super()._get_ls_params(call.stop or None, **options)
         params["ls_provider"] = _messages.PROVIDER
         params.setdefault("ls_model_name", "+".join(call.writers))
+        if leading := _members.leading_chat_model(call):
+            of_lead = leading._get_ls_params()
+            params["ls_provider"] = of_lead.get("ls_provider", params["ls_provider"])
+            if not call.model_name and "ls_model_name" in of_lead:
+                params["ls_model_name"] = of_lead["ls_model_name"]
         # LangChain adds this to every run. It is here because the events of a stream have it, too.
         params["ls_integration"] = "langchain_chat_model"
         return params

@@ -22,7 +22,7 @@ from ..errors import UsageError, advised, meant
 from ..removed import removed
 from .calibration import calibration_for, lead_id_of
 from .functions import function_id
-from .references import check_prices, members_list, names_of
+from .references import check_prices, has_chat_model, members_list, names_of
 from .routing import Routing
 
 log = logging.getLogger("langchain_specfuse")
@@ -174,6 +174,7 @@ class Call(Options):
     )
 
     _has_calibrated_result: bool = PrivateAttr(default=False)
+    _further: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     @field_validator("choice", mode="before")
     @classmethod
@@ -196,12 +197,22 @@ class Call(Options):
         chosen = {name: value for name, value in options.items() if name not in _LANGCHAINS_OWN}
         if stop is not None:
             chosen["stop"] = stop
-        chosen = translated(chosen, cls.model_fields.keys() - set(NOT_FOR_A_CALL))
+        known = cls.model_fields.keys() - set(NOT_FOR_A_CALL)
+        further: dict[str, Any] = {}
+        if has_chat_model(options.get("members", model.members)):
+            further = {name: value for name, value in chosen.items() if name not in known}
+            if not isinstance(further.get("model", ""), str):
+                del further["model"]  # one member instead of all
+            further.pop("stop_sequences", None)
+            chosen = {name: value for name, value in chosen.items() if name not in further}
+        chosen = translated(chosen, known)
         fields = {name: getattr(model, name) for name in Options.model_fields}
-        if "model" in options:
+        if "model" in options and "model" not in further:
             # The calibration was made for the chat model's members, not for the one of this call.
             fields["calibration"] = None
-        return cls(**{"members": None, **_without_none(fields), **chosen}).calibrated()
+        call = cls(**{"members": None, **_without_none(fields), **chosen}).calibrated()
+        call._further = further
+        return call
 
     def calibrated(self) -> Self:
         """The call with the options that its calibration file decides for all questions, because
@@ -241,6 +252,11 @@ class Call(Options):
     def _leaves_lead_open(self) -> bool:
         """Whether the user has chosen neither a lead nor a method without a lead."""
         return self.lead == "auto" and self.method.margin is not None
+
+    @property
+    def further(self) -> dict[str, Any]:
+        """Arguments of the call that are not ours. Chat models get them as they are."""
+        return self._further
 
     @property
     def has_calibrated_result(self) -> bool:
@@ -294,7 +310,9 @@ def _check_lead(lead: str | None, writers: Sequence[str], method: Method) -> Non
 
 # --- the names of other packages ------------------------------------------------------------------
 
-_LANGCHAINS_OWN = frozenset({"ls_structured_output_format", "structured_output_format", "stream"})
+_LANGCHAINS_OWN = frozenset(
+    {"ls_structured_output_format", "structured_output_format", "stream", "specfuse_structured"}
+)
 """LangChain may leave these in a call."""
 _UNDEFINED: Any = object()
 

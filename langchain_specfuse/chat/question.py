@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 import time
 import uuid
 import warnings
 from collections.abc import AsyncIterator, Collection, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -31,6 +32,8 @@ from .errors import loading_errors
 from .members import ensemble_for, id_of
 from .messages import turns_of
 from .options import Call
+from .references import are_chat_models, has_chat_model
+from .requests import request_of
 from .routing import Routing
 
 
@@ -46,6 +49,10 @@ class Question:
     ensemble: Ensemble
     messages: Sequence[BaseMessage] = ()
     """The conversation as LangChain messages, for the checks."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """The options of the call as the caller gave them."""
+    is_whole: bool = False
+    """Nobody sees the answer before it is complete."""
     routing: Routing | None = None
     """Who leads, if a calibration decides that."""
     began: float = field(default_factory=time.monotonic, compare=False)
@@ -53,11 +60,18 @@ class Question:
 
     @classmethod
     def of(
-        cls, messages: Sequence[BaseMessage], call: Call, stop: Sequence[str] | None = None
+        cls,
+        messages: Sequence[BaseMessage],
+        call: Call,
+        stop: Sequence[str] | None = None,
+        options: Mapping[str, Any] | None = None,
+        *,
+        is_whole: bool = False,
     ) -> Question:
-        """The question in these messages. ``stop`` are the stop strings of the call. This loads
-        nothing."""
-        turns = turns_of(messages)
+        """The question in these messages. ``stop`` are the stop strings of the call, ``options``
+        its other options as the caller gave them; ``is_whole``: nobody sees the answer before it is
+        complete. This loads nothing."""
+        turns = turns_of(messages, hosted=has_chat_model(call.members))
         shape = _shape.shape_of(call, stop or ())
         changes: dict[str, Any] = {"result": _result(call, shape)}
         routing = call.routing(turns)
@@ -65,12 +79,19 @@ class Question:
             changes["lead"] = routing.lead
         if call.seed is None and call.temperature:
             changes["seed"] = secrets.randbelow(2**31)
+        ensemble = ensemble_for(call.members, call.verifiers)
+        changes |= _lead_for_calls(call, changes, shape, ensemble)
+        call = call.model_copy(update=changes)
+        if shape.tools:
+            _refuse_lead_without_tools(call, ensemble)
         return cls(
             turns,
             shape,
-            call.model_copy(update=changes),
-            ensemble_for(call.members, call.verifiers),
+            call,
+            ensemble,
             tuple(messages),
+            options or {},
+            is_whole,
             routing,
         )
 
@@ -134,8 +155,20 @@ class Question:
 
     def query(self, format: CallFormat = _shape.COMMON) -> Query:
         """The query that the members answer."""
-        constraint = self.shape.constraint(format)
-        return Query(uuid.uuid4().hex, self.turns, self.shape.tools, constraint)
+        is_hosted = are_chat_models(self.call.members)
+        constraint = None if is_hosted else self.shape.constraint(format)
+        query = Query(uuid.uuid4().hex, self.turns, self.shape.tools, constraint)
+        natives = self.ensemble.natives()
+        if not natives:
+            return query
+        lead = [*self.ensemble.order(self.call), *natives][0]
+        text = self.shape.text
+        request = request_of(
+            self.messages, self.call, self.options, text, lead=lead, is_whole=self.is_whole
+        )
+        if constraint is None:
+            return replace(query, request=request)
+        return replace(query, request=request, hold="all" if request.waits else "calls")
 
     def rounds(self, format: CallFormat = _shape.COMMON, config: Any = None) -> Iterator[Round]:
         """The rounds of the answer, as they are agreed. ``config`` is for the checks."""
@@ -191,6 +224,31 @@ class Question:
         if not is_constrained or self.call.result not in by_words:
             return self.call
         return self.call.model_copy(update={"result": partial(_meaning, referee, is_json)})
+
+
+def _lead_for_calls(
+    call: Call, changes: Mapping[str, Any], shape: _shape.Shape, ensemble: Ensemble
+) -> dict[str, Any]:
+    """The changes by which one member decides calls and objects where chat models would vote: every
+    provider writes them in its own way."""
+    natives = ensemble.natives()
+    if not natives or call.segment == "answer" or (shape.text is None and not shape.tools):
+        return {}
+    if not changes.keys() & {"lead"} and call.method.margin == math.inf:
+        lead = ensemble.lead(call)
+        if lead is not None or len(call.members) < 2:
+            return {}
+    method = call.method.model_copy(update={"margin": math.inf})
+    return {"method": method, "lead": changes.get("lead") or natives[0]}
+
+
+def _refuse_lead_without_tools(call: Call, ensemble: Ensemble) -> None:
+    """Refuse a chat model that leads and cannot call tools, before a request."""
+    writers = [name for name in ensemble.members if name in ensemble.drafting]
+    for name in ensemble.order(call)[:1] or writers[:1]:
+        refuse = getattr(ensemble.members[name], "refuse_without_tools", None)
+        if refuse is not None:
+            refuse()
 
 
 def _result(call: Call, shape: _shape.Shape) -> Any:

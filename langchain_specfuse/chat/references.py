@@ -111,6 +111,23 @@ def new_member(reference: str, name: str) -> Member:
     return TransformersMember(model, adapter=adapter, name=name)
 
 
+def has_chat_model(references: Any) -> bool:
+    """Whether one of these is a chat model."""
+    if not isinstance(references, list | tuple):
+        return False
+    return any(
+        is_chat_model(reference)
+        if isinstance(reference, str)
+        else isinstance(reference, BaseChatModel | ChatModelMember)
+        for reference in references
+    )
+
+
+def are_chat_models(references: Any) -> bool:
+    """Whether all of these are chat models."""
+    return all(has_chat_model([reference]) for reference in references)
+
+
 def check_prices(references: Iterable[Reference], names: Iterable[str]) -> None:
     """Refuse chat models without a price, because their costs cannot be limited."""
     for reference, name in zip(references, names, strict=True):

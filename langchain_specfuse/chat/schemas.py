@@ -144,14 +144,18 @@ def _is_typed_dict(source: Any) -> bool:
 # --- tools ----------------------------------------------------------------------------------------
 
 
-def openai_tools(tools: Any, strict: bool | None = None) -> list[dict[str, Any]]:
+def openai_tools(
+    tools: Any, strict: bool | None = None, *, hosted: bool = False
+) -> list[dict[str, Any]]:
     """Convert tools to OpenAI's format. Refuses tools without a schema, and different tools with
-    the same name."""
+    the same name. ``hosted``: leaves out tools that a provider runs itself."""
     if isinstance(tools, str | Mapping) or not isinstance(tools, Sequence):
         error = UsageError(f"tools must be a list, got {tools!r:.200}")
         raise advised(error, "put it into a list: bind_tools([tool])")
     by_name: dict[str, dict[str, Any]] = {}
     for place, tool in enumerate(tools):
+        if hosted and is_providers(tool):
+            continue
         converted = _openai_tool(tool, place, strict)
         name = converted["function"]["name"]
         other = by_name.setdefault(name, converted)
@@ -160,6 +164,13 @@ def openai_tools(tools: Any, strict: bool | None = None) -> list[dict[str, Any]]
             error = UsageError(f"two tools are called {name!r}; names must differ")
             raise advised(error, "give one of them another name, for example @tool('other_name')")
     return list(by_name.values())
+
+
+def is_providers(tool: Any) -> bool:
+    """Whether a provider runs this tool, such as a web search."""
+    if not isinstance(tool, Mapping):
+        return False
+    return tool.get("type", "function") != "function" and "parameters" not in tool
 
 
 def _untitled(tool: Any) -> Any:

@@ -18,7 +18,8 @@ from ..errors import UsageError, advised
 from .functions import on_event_loop
 from .messages import refuse_broken
 from .options import Call
-from .schemas import WRAPPED, is_schema, openai_tools, schema_of, titled
+from .references import are_chat_models, has_chat_model
+from .schemas import WRAPPED, is_providers, is_schema, openai_tools, schema_of, titled
 
 preload("llguidance")
 
@@ -82,6 +83,8 @@ def shape_of(call: Call, stop: Sequence[str] = ()) -> Shape:
     constraint = shape.constraint()
     if constraint is None:
         return shape
+    if are_chat_models(call.members):  # their providers know what they accept
+        return replace(shape, strict=_strict_tools(call, shape.tools))
     for text in (constraint.body, *(tool.description for tool in shape.tools)):
         refuse_broken(text)
     check(constraint)
@@ -131,9 +134,10 @@ def _refuse_conflicts(shape: Shape, call: Call, stop: Sequence[str]) -> None:
 def as_plain_data(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a call as plain data for cache keys and traces, because two classes may have
     the same name."""
-    plain = dict(options)
+    plain = {name: value for name, value in options.items() if name != "specfuse_structured"}
     if plain.get("tools"):
-        plain["tools"] = openai_tools(plain["tools"], plain.get("strict"))
+        tools = openai_tools(plain["tools"], plain.get("strict"), hosted=True)
+        plain["tools"] = tools + [tool for tool in plain["tools"] if is_providers(tool)]
     if plain.get("response_format") is not None:
         text = _response_format(plain["response_format"])
         plain["response_format"] = text and [text.kind, text.body]
@@ -199,11 +203,11 @@ def _refuse_more(format: Mapping[str, Any], known: set[str] | frozenset[str]) ->
 # --- the tools ------------------------------------------------------------------------------------
 
 
-def tools_of(tools: Any, strict: bool | None = None) -> tuple[Tool, ...]:
-    """The tools as members see them."""
+def tools_of(tools: Any, strict: bool | None = None, *, hosted: bool = False) -> tuple[Tool, ...]:
+    """The tools as members see them. ``hosted``: as for ``openai_tools``."""
     if not tools:
         return ()
-    functions = [tool["function"] for tool in openai_tools(tools, strict)]
+    functions = [tool["function"] for tool in openai_tools(tools, strict, hosted=hosted)]
     return tuple(
         Tool(
             function["name"],
@@ -217,8 +221,14 @@ def tools_of(tools: Any, strict: bool | None = None) -> tuple[Tool, ...]:
 def _calls(call: Call) -> tuple[tuple[Tool, ...], bool, bool]:
     """The tools that may be called, whether one must be, and whether several may be. With ``none``
     members do not see any tools."""
-    tools = tools_of(call.tools or [], call.strict)
-    choice = _tool_choice(call.tool_choice, [tool.name for tool in tools])
+    hosted = has_chat_model(call.members)
+    tools = tools_of(call.tools or [], call.strict, hosted=hosted)
+    try:
+        choice = _tool_choice(call.tool_choice, [tool.name for tool in tools])
+    except UsageError:
+        if not hosted or len(tools) == len(call.tools or []):
+            raise
+        choice = "auto"  # of a tool that the provider runs
     parallel = call.parallel_tool_calls
     if not tools or choice == "none":
         return (), False, False

@@ -22,7 +22,8 @@ from ..errors import UsageError, advised
 from ..members.chat_model.refusals import refusal_in
 from .call_text import reason_of
 from .messages import read_json
-from .schemas import name_of, reader_of, schema_of
+from .requests import STRUCTURED
+from .schemas import name_of, openai_tools, reader_of, schema_of
 
 FORMS = ("json_schema", "json_mode", "function_calling")
 """The values of ``method``."""
@@ -51,6 +52,8 @@ class StructuredReader(BaseCumulativeTransformOutputParser[Any]):
     """The function that makes the object from its data; None if the data are the object."""
     call: str | None = None
     """The tool whose arguments are the data; None if the data are the text."""
+    name: str = ""
+    """The name of the tool by which a provider may return the data nevertheless."""
     whole: str | None = None
     """The schema against which finished data are checked; None if ``read`` checks them."""
 
@@ -60,7 +63,8 @@ class StructuredReader(BaseCumulativeTransformOutputParser[Any]):
 
     def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
         message = result[0].message if isinstance(result[0], ChatGeneration) else None
-        finish = message.response_metadata.get("finish_reason") if message else None
+        summary = message.response_metadata.get("specfuse", {}) if message else {}
+        finish = summary.get("finish")
         if finish == "refusal":
             raise _refusal_error(message)
         partial = partial and finish is None
@@ -80,7 +84,11 @@ class StructuredReader(BaseCumulativeTransformOutputParser[Any]):
         return self.parse_result([Generation(text=text)])
 
     def _data(self, text: str, message: Any, partial: bool) -> Any:
-        data = self._arguments(message) if self.call else _json_in(text, message, partial)
+        called = {call["name"] for call in getattr(message, "tool_calls", ())}
+        if self.call or (self.name in called and not text.strip()):
+            data = self._arguments(message)
+        else:
+            data = _json_in(text, message, partial)
         if self.whole is not None and not partial:
             wrong = fault(self.whole, data)
             if wrong:
@@ -90,7 +98,7 @@ class StructuredReader(BaseCumulativeTransformOutputParser[Any]):
     def _arguments(self, message: Any) -> Any:
         """The arguments of the tool's first call; None if it is not called."""
         for call in getattr(message, "tool_calls", ()):
-            if call["name"] == self.call:
+            if call["name"] == (self.call or self.name):
                 return call["args"]
         for call in getattr(message, "invalid_tool_calls", ()):
             if call["name"] == self.call:
@@ -126,12 +134,18 @@ def structured(
     bind_tools: Callable[..., Any],
     schema: Any,
     *,
-    method: str,
+    method: str | None,
     include_raw: bool,
     strict: bool | None,
     kwargs: Mapping[str, Any],
 ) -> Runnable[Any, Any]:
     """A runnable that asks the model for this schema and reads its answers."""
+    asked: dict[str, Any] = {"schema": schema}
+    if method is not None:
+        asked["method"] = method
+    if strict is not None:
+        asked["strict"] = strict
+    method = method or "json_schema"
     if method not in FORMS:
         error = UsageError(
             f"method must be one of {', '.join(map(repr, FORMS))}, got {method!r:.80}"
@@ -141,14 +155,14 @@ def structured(
         error = UsageError(f"method={method!r} needs a schema, got None")
         raise advised(error, "pass a schema, or method='json_mode' for any JSON object")
     if schema is None:
-        bound = bind(**kwargs, response_format={"type": "json_object"})
+        bound = bind(**kwargs, response_format={"type": "json_object"}, **{STRUCTURED: asked})
         return _read_by(StructuredReader(), bound, include_raw)
     json_schema = schema_of(schema, strict)
-    options = {**kwargs, **_for_traces(schema, json_schema, method, strict)}
-    reader = StructuredReader(read=reader_of(schema))
+    options = {**kwargs, **_for_traces(schema, json_schema, method, strict), STRUCTURED: asked}
+    reader = StructuredReader(read=reader_of(schema), name=name_of(schema))
     if method == "function_calling":
         bound = _as_call(bind_tools, schema, json_schema, strict, options)
-        reader.call = bound.kwargs["tools"][0]["function"]["name"]
+        reader.call = openai_tools(bound.kwargs["tools"])[0]["function"]["name"]
     else:
         wrapped: dict[str, Any] = {"name": name_of(schema), "schema": json_schema}
         if strict is not None:

@@ -256,7 +256,7 @@ def _fits_format(question: Question, trace: Trace, arguments: argparse.Namespace
     if last.get("stalled"):
         why = STALLED
     elif last.get("finish") == "length":
-        why = f"the budget of {amount(question.call.max_tokens, 'token')} was used up"
+        why = f"the budget of {amount(question.call.budget(), 'token')} was used up"
         why += "\n-> raise --max-tokens"
     else:
         why = FINISHED.get(last.get("finish") or "", "it is incomplete")

@@ -6,8 +6,8 @@ llguidance compiles the grammars; the extra ``langchain-specfuse[structured]`` i
 
 from .calls import CallPiece, CallReader, canonical, format_in, scanned, trigger
 from .grammar import Grammar, State, Vocabulary, vocabulary
-from .referee import breaks_off, check, referee_for
-from .rules import Respacing, arguments_schema, reader_for, respaced, schema_of
+from .referee import check, referee_for
+from .rules import arguments_schema, reader_for, respaced, schema_of
 from .validation import fault, refuse_invalid
 from .vocabulary import preload
 
@@ -15,11 +15,9 @@ __all__ = [
     "CallPiece",
     "CallReader",
     "Grammar",
-    "Respacing",
     "State",
     "Vocabulary",
     "arguments_schema",
-    "breaks_off",
     "canonical",
     "check",
     "fault",

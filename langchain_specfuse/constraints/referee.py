@@ -42,22 +42,6 @@ def check(constraint: Constraint) -> None:
         )
 
 
-def breaks_off(constraint: Constraint | None, answer: str) -> bool:
-    """Whether the answer stops in the middle of an object or a call. False for an answer that the
-    constraint does not allow, because more text would not complete it.
-
-    >>> [breaks_off(Constraint("json"), text) for text in ('{"a": 1', '{"a": 1}', "No.")]
-    [True, False, False]
-    """
-    if constraint is None:
-        return False
-    state = bytewise().grammar(constraint).start()
-    data = answer.encode("utf-8", "surrogatepass")
-    if state.advance(data) < len(data) or state.may_end():
-        return False
-    return state.in_call or all(rule.json for rule in grammars_of(constraint).rules)
-
-
 def _shown(constraint: Constraint) -> str:
     body = constraint.body if len(constraint.body) <= 120 else constraint.body[:117] + "..."
     return f"{constraint.kind} {body}".strip()

@@ -11,9 +11,10 @@ import re
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from .referee import FREE, Referee
-from .values import Draft, Finish, Segment
+from .values import Draft, Finish, Segment, ToolCall
 
 # --- where a draft may be cut ---------------------------------------------------------------------
 
@@ -142,6 +143,9 @@ class Answer:
     stop: tuple[str, ...]
     budget: int
     referee: Referee = FREE
+    """Judges the text of the member that writes."""
+    hold: Literal["", "calls", "all"] = ""
+    """Which text is not shown before the answer ends; see :class:`.Query`."""
     segments: tuple[Segment, ...] = ()
     text: str = ""
     """The answer's text, without a stop string and anything after it."""
@@ -158,6 +162,8 @@ class Answer:
     finish: Finish | None = None
     stalled: bool = False
     """Whether the answer is incomplete because no member could continue it."""
+    calls: tuple[ToolCall, ...] = ()
+    """The tool calls that a provider returned beside the text."""
 
     def __post_init__(self) -> None:
         if not self.segments:
@@ -174,7 +180,8 @@ class Answer:
         """The answer with one more segment."""
         text = self.text + segment.text
         tokens = next(iter(segment.tokens.values()), None)  # those of its writer
-        is_rest = tokens == () and segment.text  # of a token that was counted before
+        # of a token that was counted before
+        is_rest = tokens == () and (segment.text or segment.is_silent)
         left = self.tokens_left - (0 if is_rest else len(tokens or ()) or 1)
         forced = ""
         finish: Finish | None = None
@@ -184,11 +191,11 @@ class Answer:
             text = text[:stop_at]
             finish = "stop_string"
         elif segment.ended:
-            finish = "stop"
+            finish = "length" if segment.is_cut else "stop"
         else:
             forced = self.referee.forced(text)
             text += forced
-            is_empty = not (segment.text or tokens)
+            is_empty = not (segment.text or tokens or segment.is_silent)
             finish, stalled = self._finish_at(text, is_empty, left)
         if finish:
             text, finish = self._without_stop(text, finish)
@@ -198,6 +205,7 @@ class Answer:
             self.stop,
             self.budget,
             self.referee,
+            self.hold,
             self.segments + ((segment, Segment(forced)) if forced else (segment,)),
             text,
             shown,
@@ -208,7 +216,30 @@ class Answer:
             tokens_left=left,
             finish=finish,
             stalled=stalled and finish == "length",
+            calls=self.calls + segment.calls,
         )
+
+    def written_by(self, *, native: bool, referee: Referee) -> Answer | None:
+        """The answer as another member goes on with it. ``referee`` judges the texts of members
+        that are not ``native``. Text that was not shown, and that this member cannot continue, is
+        dropped. None if it was shown.
+
+        A provider returns calls beside the text, and writes objects in its own way. So it begins a
+        call or an object anew, and another member does so after it.
+        """
+        wanted = FREE if native else referee
+        if self.referee is wanted and (self.segments or wanted is FREE):
+            return self
+        text = self.text[: self.shown] if native else self.text
+        if not self.shown and (native or referee.legal("", text) < len(text)):
+            text = ""
+        if not native and referee.legal("", text) < len(text):
+            return None
+        segments = self.segments
+        if text != self.text:
+            segments = (Segment(text),) if text else ()
+        answer = replace(self, referee=wanted, segments=segments, text=text, released="", forced="")
+        return answer if segments else answer.started()
 
     def refused(self, *, shows_rest: bool) -> Answer:
         """The answer that ends in a refusal here. ``shows_rest``: text that was held back is shown
@@ -250,11 +281,16 @@ class Answer:
         return first_stop(text[: prose(text)], self.stop, self.shown) if self.stop else None
 
     def _held_back(self, text: str) -> int:
-        """How many characters at the end may still belong to a stop string.
+        """How many characters at the end are not shown yet: those that may still belong to a stop
+        string, and those that ``hold`` names.
 
         Stop strings only count in prose, so nothing is held back inside a call. Text that may begin
         a call may also be prose, so it can contain a stop string, or a part of one.
         """
+        if self.hold == "all":
+            return len(text) - self.shown
+        if self.hold == "calls" and (in_calls := len(text) - self.referee.prose(text)):
+            return in_calls
         if not self.stop or self.referee.possible_prose(text) < len(text):
             return 0
         stop_at = first_stop(text, self.stop, self.shown)

@@ -204,7 +204,7 @@ class Ballot:
             # as every other member does.
             if draft.text == first.text and (draft.tokens or not draft.size):
                 tokens[name] = draft.tokens
-        return Segment(first.text, first.ended, tokens)
+        return first.segment(tokens)
 
     # --- drafts -----------------------------------------------------------------------------------
 

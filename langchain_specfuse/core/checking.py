@@ -31,7 +31,7 @@ from .checks import (
 from .options import Settings
 from .panel import Panel
 from .round import Rejection
-from .values import Draft, DraftJob, Segment
+from .values import Draft, DraftJob
 
 Steps: TypeAlias = Generator[CheckAsk, Verdicts, Any]
 Marks: TypeAlias = Mapping[str, int]
@@ -69,7 +69,7 @@ class Continuation:
     @classmethod
     def of(cls, before: Answer, marks: Marks, draft: Draft, author: str) -> Continuation:
         tokens = {author: draft.tokens} if draft.tokens or not draft.size else {}
-        after = before.plus(Segment(draft.text, draft.ended, tokens))
+        after = before.plus(draft.segment(tokens))
         return cls(before, marks, draft, author, after)
 
 
@@ -201,18 +201,35 @@ class Checking:
             return Outcome(answer, eligible)
         return (yield from self._repaired(answer, written, faults, panel))
 
-    def passing(self, answer: Answer, drafts: Mapping[str, Draft]) -> Steps:
-        """Ask the checks about these whole answers. Returns the names of those that pass."""
-        if self.is_idle or not drafts:
-            return list(drafts)
-        faults = yield from self._faults(self._written(answer, drafts))
-        return [name for name in drafts if name not in faults]
+    def passing(self, answers: Mapping[str, tuple[Answer, Draft]]) -> Steps:
+        """Ask the checks about these whole answers: for each author, the answer that its draft
+        begins, and the draft. Returns the names of those that pass."""
+        if self.is_idle or not answers:
+            return list(answers)
+        written = {
+            name: Continuation.of(answer, self._marks, draft, name)
+            for name, (answer, draft) in answers.items()
+        }
+        faults = yield from self._faults(written)
+        return [name for name in answers if name not in faults]
 
     def _written(self, answer: Answer, drafts: Mapping[str, Draft]) -> dict[str, Continuation]:
         return {
             name: Continuation.of(answer, self._marks, draft, name)
             for name, draft in drafts.items()
         }
+
+    def continued(
+        self, answer: Answer, continued: Answer, job: DraftJob
+    ) -> tuple[Answer, DraftJob]:
+        """The answer as another member goes on with it, and the job for that member. What is
+        remembered of the text that was dropped is forgotten."""
+        if continued is answer:
+            return answer, job
+        size = len(continued.text)
+        self._held_back = [item for item in self._held_back if len(item.after.text) <= size]
+        self._marks = {check: min(mark, size) for check, mark in self._marks.items()}
+        return continued, replace(job, answer=continued.segments)
 
     def keep(self, name: str) -> None:
         """Mark that this member's answer is shown although a check refuses it."""
@@ -281,6 +298,8 @@ class Checking:
         is_end = place == len(answer.text) or check.at == "answer"
         until = answer.text if check.at == "answer" else text
         calls = tuple(call for call, _ in answer.referee.calls(until))
+        if is_end:
+            calls += answer.calls
         done = is_end and answer.finish is not None
         return CheckJob(check, spoken, spoken[mark:], author, done, calls)
 
@@ -680,10 +699,12 @@ def _places(check: Check, answer: Answer, mark: int) -> tuple[list[int], int]:
     passes. Places before ``mark``, up to which it has passed, may be left out."""
     text = answer.text
     spoken = answer.referee.before_calls(text)
-    in_calls = spoken < len(text)
+    in_calls = spoken < len(text) or bool(answer.calls)
     is_over = answer.finish is not None
     if check.at == "call":
         ends = [end for _, end in answer.referee.calls(text)]
+        if answer.calls:
+            ends.append(len(text))
         if is_over or not in_calls:
             return ends, len(text)
         return ends, ends[-1] if ends else spoken
@@ -731,7 +752,9 @@ def _tokens_before(draft: Draft, at: int) -> int | None:
 def _part_of(draft: Draft, at: int) -> Draft:
     """The beginning of a draft, with its tokens where they are known."""
     if at >= len(draft.text):
-        return draft if not draft.ended else replace(draft, ended=False, logprobs=None)
+        if not draft.ended:
+            return draft
+        return replace(draft, ended=False, logprobs=None, calls=(), is_cut=False, parts=())
     part = Draft(draft.text[:at], effort=draft.effort, thought=draft.thought, least=draft.least)
     count = _tokens_before(draft, at)
     if count is None:

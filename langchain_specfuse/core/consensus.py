@@ -22,7 +22,7 @@ from .checking import Checking
 from .options import Settings
 from .panel import Panel
 from .referee import FREE, Referee
-from .results import RESULTS, Result
+from .results import RESULTS, Result, json_value
 from .round import Round
 from .rounds import (
     Budget,
@@ -32,7 +32,7 @@ from .rounds import (
     last_round,
     without_failed,
 )
-from .values import Ask, Draft, DraftJob, Query, Replies, Reply, Segment
+from .values import Ask, Draft, DraftJob, Query, Replies, Reply
 
 SAMPLED = 0.7
 """The least temperature of a member's second and further samples. At temperature 0 they would all
@@ -115,10 +115,14 @@ def answers(query: Query, settings: Settings, panel: Panel, referee: Referee = F
     """As :func:`.rounds`: one round, in which a whole answer is agreed."""
     first_wins = settings.result is None
     result_of = _result_function(settings.result)
-    answer = Answer(
-        stop=settings.stop_strings, budget=settings.max_tokens, referee=referee
-    ).started()
+    free = Answer(stop=settings.stop_strings, budget=settings.budget())
+    judged = replace(free, referee=referee).started()
     before = panel
+
+    def answer_of(member: str) -> Answer:
+        """The answer that this member begins."""
+        return free if before.is_native(member) else judged
+
     clock = Clock(Budget(settings.max_calls, settings.max_cost))
     checking = Checking(settings)
     checking.begin_round()
@@ -128,43 +132,49 @@ def answers(query: Query, settings: Settings, panel: Panel, referee: Referee = F
     while not tally.is_decided():
         asked = tally.next()
         can_pay = not clock.budget.is_spent
+        written = {voter.member: answer_of(voter.member) for voter in asked}
         jobs = {
-            voter.member: job_of(query, settings, answer, voter.sample, can_pay) for voter in asked
+            voter.member: job_of(query, settings, written[voter.member], voter.sample, can_pay)
+            for voter in asked
         }
-        replies = yield from whole_answers(jobs, answer)
+        replies = yield from whole_answers(jobs, written)
         clock.lap("draft", replies)
         if settings.refusals == "any" and clock.refusals:
             break
-        panel = without_failed(panel, jobs, replies, answer, 1, needed=not drafts)
+        panel = without_failed(panel, jobs, replies, judged, 1, needed=not drafts)
         staying = panel.weights
         tally.waiting = [v for v in tally.waiting if v not in asked and v.member in staying]
         new: dict[str, Draft] = {}
         for voter in asked:
             reply = replies[voter.member]
             if isinstance(reply, Draft) and voter.member in staying:
-                new[voter.name] = legal_part(reply, answer)
+                new[voter.name] = legal_part(reply, written[voter.member])
         drafts |= new
-        passing = yield from checking.passing(answer, new)
+        begun = {v.name: (written[v.member], new[v.name]) for v in asked if v.name in new}
+        passing = yield from checking.passing(begun)
         clock.lap_checks(checking)
         for voter in asked:
             if voter.name in passing:
-                tally.count(voter, _result(result_of, answer.text + new[voter.name].text))
+                start, draft = begun[voter.name]
+                result = _calls_in(draft) or _result(result_of, start.text + draft.text)
+                tally.count(voter, result)
     if is_refused(settings, clock, drafts):
-        clock.refusals = yield from checking.refusals(clock.refusals, answer)
-        refused = answer.refused(shows_rest=False)
+        clock.refusals = yield from checking.refusals(clock.refusals, judged)
+        refused = judged.refused(shows_rest=False)
         yield last_round(1, panel, before, refused, drafts, clock, checking, "")
         return
     agreed = tally.winners()
     if not agreed and settings.on_failure == "raise":
-        raise checking.none_passed(answer, len(drafts))
+        raise checking.none_passed(judged, len(drafts))
     if not agreed and settings.on_failure == "end":
-        ended = replace(answer, finish="check")
+        ended = replace(judged, finish="check")
         yield last_round(1, panel, before, ended, drafts, clock, checking, "")
         return
     if not agreed:
         agreed = [_greedy(before, drafts, settings.samples)]
         checking.keep(agreed[0].name)
     agreed_drafts = {voter.name: drafts[voter.name] for voter in agreed}
+    answer = answer_of(agreed[0].member)
     thoughts = yield from checking.thoughts(agreed_drafts, answer)
     yield _round(panel, before, answer, drafts, tally, agreed, clock, checking, thoughts)
 
@@ -182,13 +192,15 @@ def _greedy(panel: Panel, drafts: Mapping[str, Draft], samples: int) -> Voter:
     return next(voter for voter in voters(panel, samples) if voter.name in drafts)
 
 
-def whole_answers(jobs: Mapping[str, DraftJob], answer: Answer) -> Generator[Ask, Replies, Replies]:
-    """The replies to these jobs. A draft that stopped before text that the constraint forces is
-    continued after that text."""
+def whole_answers(
+    jobs: Mapping[str, DraftJob], answers: Mapping[str, Answer]
+) -> Generator[Ask, Replies, Replies]:
+    """The replies to these jobs, each of which continues its member's answer. A draft that stopped
+    before text that the constraint forces is continued after that text."""
     whole = dict((yield Ask(jobs, 1)))
-    written = dict.fromkeys(jobs, answer)
+    written = dict(answers)
     new: Replies = {
-        name: reply for name, reply in whole.items() if jobs[name].query.constraint is not None
+        name: reply for name, reply in whole.items() if answers[name].referee is not FREE
     }
     while new:
         continued: dict[str, DraftJob] = {}
@@ -199,7 +211,7 @@ def whole_answers(jobs: Mapping[str, DraftJob], answer: Answer) -> Generator[Ask
             before = written[name]
             draft = legal_part(reply, before)
             tokens = {name: draft.tokens} if draft.tokens else {}
-            segment = Segment(draft.text, draft.ended, tokens)
+            segment = draft.segment(tokens)
             after = written[name] = before.plus(segment)
             if draft.text and after.finish is None:
                 left = after.tokens_left
@@ -207,7 +219,7 @@ def whole_answers(jobs: Mapping[str, DraftJob], answer: Answer) -> Generator[Ask
                     jobs[name], answer=after.segments, segment_tokens=left, max_tokens=left
                 )
             earlier = whole[name] if whole[name] is not reply else None
-            whole[name] = _joined(earlier, draft, answer, before, after)
+            whole[name] = _joined(earlier, draft, answers[name], before, after)
         new = (yield Ask(continued, 1)) if continued else {}
     return whole
 
@@ -231,6 +243,11 @@ def _joined(
         effort=draft.effort if earlier is None else first.effort + draft.effort,
         thought=first.thought or draft.thought,
     )
+
+
+def _calls_in(draft: Draft) -> Hashable:
+    """The result of a draft that calls tools: which ones, with which arguments."""
+    return tuple((call.name, json_value(call.arguments)) for call in draft.calls)
 
 
 def _result(result_of: Result, text: str) -> Hashable:
@@ -329,7 +346,7 @@ def _round(
         if voter.sample and voter.name in drafts:
             samples[voter.name] = voter.member
     tokens = {winner.member: draft.tokens} if draft.tokens else {}
-    segment = Segment(draft.text, draft.ended, tokens)
+    segment = draft.segment(tokens)
     answer = answer.plus(segment)
     return Round(
         number=1,

@@ -60,6 +60,8 @@ class Probe:
     """Whether the member votes by extra requests, as chat models do."""
     excludes: bool = False
     """Whether it honours ``DraftJob.excluded``."""
+    native: bool = False
+    """Whether it answers ``Query.request`` and reports calls beside its text (``Draft.calls``)."""
 
 
 @runtime_checkable

@@ -284,6 +284,10 @@ def _prior(value: Any) -> Any:
     return dict(value)
 
 
+DEFAULT_TOKENS = 512
+NO_LIMIT = 2**31
+
+
 class Settings(Checked):
     """What the loop and the engine need to know about an answer besides the question and the
     members."""
@@ -309,7 +313,11 @@ class Settings(Checked):
         le=100,
         description="with segment='answer': answers per member, the second and further sampled",
     )
-    max_tokens: Count = Field(default=512, description="budget of the answer in tokens")
+    max_tokens: Count | None = Field(
+        default=None,
+        description="budget of the answer in tokens (default: 512; where a chat model leads, its "
+        "provider's)",
+    )
     stop: Annotated[list[str] | None, BeforeValidator(_stop_strings)] = Field(
         default=None, description="texts that end the answer and are not part of it"
     )
@@ -389,10 +397,10 @@ class Settings(Checked):
         default=False,
         description="add the log-probabilities of the answer's tokens to response_metadata",
     )
-    reasoning: Flag = Field(
-        default=False,
+    reasoning: Flag | None = Field(
+        default=None,
         description="show the reasoning of the member whose draft is agreed first, before the "
-        "answer",
+        "answer (default: only that of a chat model that leads)",
     )
     refusals: Literal["outvoted", "any", "ignore"] = Field(
         default="outvoted",
@@ -421,6 +429,11 @@ class Settings(Checked):
             repetition_penalty=self.repetition_penalty,
             seed=self.seed or 0,
         )
+
+    def budget(self, *, native: bool = False) -> int:
+        """How long the answer may become, in its authors' tokens. ``native``: a provider has a
+        limit of its own."""
+        return self.max_tokens or (NO_LIMIT if native else DEFAULT_TOKENS)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

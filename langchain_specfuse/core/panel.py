@@ -105,6 +105,16 @@ class Panel:
         """The panel after the members that could not be loaded have left."""
         return replace(self.without(self.absent), absent=()) if self.absent else self
 
+    def is_native(self, name: str) -> bool:
+        """Whether this member answers the caller's own request."""
+        return any(member.native for member in self.members if member.name == name)
+
+    @property
+    def is_led_natively(self) -> bool:
+        """Whether a native member leads, or is alone."""
+        names = (self.lead,) if self.lead else self.drafters
+        return len(names) == 1 and self.is_native(names[0])
+
     def joined_by(self, member: Panelist) -> Panel:
         """The panel after a member has come from the reserve. It gets the mean weight.
 

@@ -226,10 +226,7 @@ class Round:
             ended=self.segment.ended,
             winner=self.winner,
             authors=list(self.authors),
-            drafts={
-                name: {"text": draft.text, "ended": draft.ended, "tokens": len(draft.tokens)}
-                for name, draft in self.drafts.items()
-            },
+            drafts={name: _draft_data(draft) for name, draft in self.drafts.items()},
             scores={verifier: dict(row) for verifier, row in self.scores.items()},
             votes={verifier: dict(row) for verifier, row in self.votes.items()},
             totals=dict(self.totals),
@@ -263,6 +260,13 @@ class Round:
     def as_dict(self) -> dict[str, Any]:
         """The round as plain JSON: ``data().as_dict()``."""
         return self.data().as_dict()
+
+
+def _draft_data(draft: Draft) -> dict[str, Any]:
+    data = {"text": draft.text, "ended": draft.ended, "tokens": len(draft.tokens)}
+    if draft.calls:
+        data["calls"] = [{"name": call.name, "arguments": call.arguments} for call in draft.calls]
+    return data
 
 
 def _tokens(effort: Effort) -> dict[str, float]:

@@ -46,6 +46,9 @@ Loop: TypeAlias = (
     "Generator[Ask | Wake | CheckAsk | Round, Replies | Panelist | Failure | Verdicts | None, None]"
 )
 
+CANNOT_CONTINUE = Failure(
+    "error", "it cannot continue an object or a call that another member began and that was shown"
+)
 OVERFLOW = "shorten the conversation, or use members with a longer context"
 
 
@@ -53,9 +56,8 @@ def rounds(query: Query, settings: Settings, panel: Panel, referee: Referee = FR
     """All rounds of one answer. Send the replies to each ``Ask``, and the member or its failure to
     each ``Wake``; after a ``Round``, call ``next``."""
     method = settings.method
-    answer = Answer(
-        stop=settings.stop_strings, budget=settings.max_tokens, referee=referee
-    ).started()
+    tokens = settings.budget(native=panel.is_led_natively)
+    answer = Answer(stop=settings.stop_strings, budget=tokens, hold=query.hold)
     budget = Budget(settings.max_calls, settings.max_cost)
     checking = Checking(settings)
     answer = checking.begun(answer)
@@ -70,8 +72,8 @@ def rounds(query: Query, settings: Settings, panel: Panel, referee: Referee = FR
         eligible: dict[str, Draft] = {}
         while not eligible:
             try:
-                panel, drafts = yield from call_for_drafts(
-                    panel, query, settings, answer, number, clock, checking
+                panel, answer, drafts = yield from call_for_drafts(
+                    panel, query, settings, answer, referee, number, clock, checking
                 )
             except EnsembleError as error:
                 if not checking.is_redrafting:
@@ -91,7 +93,7 @@ def rounds(query: Query, settings: Settings, panel: Panel, referee: Referee = FR
                 yield last_round(number, panel, before, answer, drafts, clock, checking, agreed)
                 return
         # 2. Verify. Members score every draft.
-        ballot = Ballot(method, eligible, answer.text, referee)
+        ballot = Ballot(method, eligible, answer.text, answer.referee)
         panel, readings = yield from call_for_scores(panel, query, answer, ballot, number, clock)
         # 3. Select. The best draft by weighted vote becomes part of the answer. The draft of a lead
         #    is replaced only if there is evidence for another one.
@@ -151,14 +153,16 @@ def call_for_drafts(
     query: Query,
     settings: Settings,
     answer: Answer,
+    referee: Referee,
     number: int,
     clock: Clock,
     checking: Checking,
-) -> Generator[Ask | Wake, Any, tuple[Panel, dict[str, Draft]]]:
-    """The drafts of all members, or of the lead alone if its draft is agreed without a vote. With
-    an infinite margin, the lead always drafts alone; if it cannot, the others are asked one after
-    the other until one can take its place. After a failed check, only the members that redraft are
-    asked, and the others only if none of these can. Failed members leave the panel."""
+) -> Generator[Ask | Wake, Any, tuple[Panel, Answer, dict[str, Draft]]]:
+    """The panel, the answer as its writers go on with it (``referee`` judges those that are not
+    native), and the drafts of all members, or of the lead alone if its draft is agreed without a
+    vote. With an infinite margin, the lead always drafts alone; if it cannot, the others are asked
+    one after the other until one can take its place. After a failed check, only the members that
+    redraft are asked, and the others only if none of these can. Failed members leave the panel."""
     led = panel.lead is not None and settings.method.margin == math.inf
     leads = led or len(panel.drafters) == 1
     job = DraftJob(
@@ -180,9 +184,13 @@ def call_for_drafts(
         panel = without_failed(panel, jobs, failures, answer, number, needed=False)
     redrafting = checking.writers(panel)
     first = redrafting or ((panel.lead,) if panel.lead else panel.drafters)
-    jobs = {name: checking.job(job, name, panel, answer) for name in first}
-    replies: Replies = yield Ask(jobs, number, bool(panel.reserve))
-    clock.lap("draft", replies)
+    replies: Replies = dict.fromkeys(first, CANNOT_CONTINUE)
+    continued = answer.written_by(native=panel.is_native(first[0]), referee=referee)
+    if continued is not None:
+        answer, job = checking.continued(answer, continued, job)
+        jobs = {name: checking.job(job, name, panel, answer) for name in first}
+        replies = yield Ask(jobs, number, bool(panel.reserve))
+        clock.lap("draft", replies)
     others = [name for name in panel.drafters if name not in replies]
     while led and (others or panel.reserve) and needs_successor(settings, clock, replies):
         successor = [*others, *panel.reserve][0]
@@ -193,6 +201,11 @@ def call_for_drafts(
             if failures:
                 replies = {**replies, **failures}
                 continue
+        continued = answer.written_by(native=panel.is_native(successor), referee=referee)
+        if continued is None:
+            replies = {**replies, successor: CANNOT_CONTINUE}
+            continue
+        answer, job = checking.continued(answer, continued, job)
         job = replace(job, new_requests=not clock.budget.is_spent)
         jobs = {successor: checking.job(job, successor, panel, answer)}
         more = yield Ask(jobs, number, bool(panel.reserve))
@@ -212,7 +225,7 @@ def call_for_drafts(
         limiting = {first[0]: replies[first[0]]} if led else replies
         if is_at_limits(limiting):
             # The answer ends here, and no member leaves.
-            return panel, {name: Draft("") for name in panel.drafters}
+            return panel, answer, {name: Draft("") for name in panel.drafters}
     asked = [name for name in panel.drafters if name in replies]
     panel = without_failed(panel, dict.fromkeys(asked, job), replies, answer, number)
     drafts: dict[str, Draft] = {}
@@ -222,7 +235,7 @@ def call_for_drafts(
             drafts[name] = legal_part(reply, answer)
     if led and drafts and (panel.lead is None or panel.lead in clock.refusals):
         panel = replace(panel, lead=next(iter(drafts)))
-    return panel, drafts
+    return panel, answer, drafts
 
 
 def woken(panel: Panel, number: int) -> Generator[Wake, Any, tuple[Panel, dict[str, Failure]]]:
@@ -296,7 +309,7 @@ def last_round(
         authors = sorted(clock.refusals, key=rank)
     else:
         authors = sorted(drafts, key=lambda name: name != panel.lead)[:1]
-    drafts = {**drafts, **dict.fromkeys(authors, Draft(""))}
+    drafts = {**drafts, **{name: clock.refused.get(name, Draft("")) for name in authors}}
     total = 1.0 / len(authors) if is_refusal else 0.0
     return Round(
         number=number,
@@ -446,6 +459,8 @@ class Clock:
         self.budget = budget
         self.refusals: dict[str, str] = {}
         """member -> its refusal to draft."""
+        self.refused: dict[str, Draft] = {}
+        """member -> an empty draft with the parts of its refusal."""
         self.seconds: dict[str, float] = {}
         self.efforts: dict[str, dict[str, Effort]] = {}
         self._since = time.perf_counter()
@@ -461,6 +476,7 @@ class Clock:
             if isinstance(reply, Failure):
                 if phase == "draft" and reply.kind == REFUSAL:
                     self.refusals[name] = reply.message
+                    self.refused[name] = Draft("", parts=reply.parts)
                 if reply.effort == Effort():
                     continue
             efforts[name] = efforts[name] + reply.effort if name in efforts else reply.effort

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from ..errors import message_of
 
@@ -115,6 +115,9 @@ class Panelist:
     """Whether it can write a draft that does not begin with certain tokens."""
     size: int = 0
     """Its number of parameters (0: unknown)."""
+    native: bool = False
+    """Whether it answers ``Query.request``, so that its provider decides how calls and objects are
+    written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +130,12 @@ class Query:
     """Tools that members may call; every member's prompt describes them in its own format."""
     constraint: Constraint | None = None
     """What the answer must look like."""
+    request: Any = field(default=None, compare=False, repr=False)
+    """The question as the caller gave it, for members that pass it to their provider as it is.
+    Nobody else reads it."""
+    hold: Literal["", "calls", "all"] = ""
+    """Which agreed text is not shown before the answer ends, so that another member can begin it
+    anew."""
 
     @property
     def kinds(self) -> frozenset[str]:
@@ -144,6 +153,12 @@ class Segment:
     tokens: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """The tokens of every member that wrote exactly this text. Others tokenize it as part of the
     whole answer."""
+    calls: tuple[ToolCall, ...] = ()
+    """The tool calls that a provider returned beside the text."""
+    is_cut: bool = False
+    """As in :class:`Draft`."""
+    is_silent: bool = False
+    """Whether it is only reasoning, or other content that is not text. The answer goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +231,18 @@ class Draft:
     others: tuple[tuple[int, str], ...] = ()
     """For a job with ``excluded``: the most probable first tokens besides these and the draft's
     own, each with its text."""
+    calls: tuple[ToolCall, ...] = ()
+    """Tool calls beside the text, all complete, from a provider that reports them. They come with
+    the draft that ends the answer."""
+    is_cut: bool = False
+    """Whether it ``ended`` because the writer reached a limit of its own, in the middle of the
+    answer."""
+    parts: tuple[Any, ...] = field(default=(), compare=False, repr=False)
+    """The parts of the provider's reply that arrived with this draft, as they came. Only the chat
+    model reads them. The text of the last one may go on in the writer's next draft."""
+    is_silent: bool = False
+    """Whether something other than text has come after the text, such as reasoning. The answer goes
+    on."""
 
     @property
     def size(self) -> int:
@@ -226,6 +253,11 @@ class Draft:
         (2, 1, 0)
         """
         return len(self.tokens) or int(bool(self.text) and self.ends != ())
+
+    def segment(self, tokens: Mapping[str, tuple[int, ...]]) -> Segment:
+        """The segment that this draft becomes, with these tokens."""
+        is_silent = self.is_silent and not (self.text or self.ended)
+        return Segment(self.text, self.ended, tokens, self.calls, self.is_cut, is_silent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,6 +361,8 @@ class Failure:
     cause: BaseException | None = field(default=None, compare=False, repr=False)
     effort: Effort = field(default=Effort(), compare=False, repr=False)
     """What it cost before it failed, as far as known."""
+    parts: tuple[Any, ...] = field(default=(), compare=False, repr=False)
+    """For a refusal: as in :class:`Draft`."""
 
     @classmethod
     def of(cls, error: BaseException, message: str = "") -> Failure:

@@ -325,6 +325,11 @@ class Ensemble:
             raise advised(error, f"they are {', '.join(writers)}")
         return lead
 
+    def natives(self) -> list[str]:
+        """The members that write and answer the caller's own request, as far as that is known."""
+        known = {name: self._known(name) for name in self.members if name in self.drafting}
+        return [name for name, probe in known.items() if probe is not None and probe.native]
+
     def _largest(self, writers: Sequence[str]) -> str | None:
         known = {name: self._known(name) for name in writers}
         return largest({name: probe.size if probe else 0 for name, probe in known.items()})
@@ -403,7 +408,7 @@ class Ensemble:
     def _panelist(self, name: str) -> Panelist:
         probe = self._probes[name]
         drafts = name in self.drafting
-        return Panelist(name, drafts, probe.scores, excludes=probe.excludes, size=probe.size)
+        return Panelist(name, drafts, probe.scores, probe.excludes, probe.size, probe.native)
 
     def _reads(self, name: str, kinds: frozenset[str]) -> bool:
         return kinds <= set(self._probes[name].takes)

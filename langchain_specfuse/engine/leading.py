@@ -72,6 +72,8 @@ class LeadStream:
             self._skip = text_of(job.answer)
         self._held = NOTHING if not spent else replace(NOTHING, effort=spent)
         """What has arrived and was not delivered."""
+        self._is_word = False
+        """Whether its last word is complete, because something other than text has followed."""
         self._since = time.perf_counter()
         self._news = threading.Condition()
         self.task = Task(self._read, self._note_end, job.query.id)
@@ -136,6 +138,7 @@ class LeadStream:
             if not isinstance(valid, Draft):
                 return self._end(valid)  # type: ignore[arg-type]
             self._held = joined(self._held, valid)
+            self._is_word = valid.is_silent
             if not self._agree_with_forced():
                 return self._begin_anew()
             self._give(self._ready())
@@ -186,7 +189,8 @@ class LeadStream:
     def _ready(self) -> Draft | None:
         """What can be delivered now; the rest stays held."""
         held = self._held
-        if held.ended or (held.text and not self._in_words):
+        is_whole = held.ended or self._is_word
+        if is_whole or (held.text and not self._in_words):
             self._held = NOTHING
             return held
         parts = in_complete_words(held)
@@ -262,6 +266,10 @@ def joined(first: Draft, second: Draft) -> Draft:
         ends,
         first.thought + second.thought,
         min(leasts, default=None),
+        calls=second.calls,
+        is_cut=second.is_cut,
+        parts=first.parts + second.parts,
+        is_silent=second.is_silent,
     )
 
 

@@ -68,7 +68,7 @@ def app_of(
         "specfuse": about,
     }
     timeout = min(llm.timeout or limits.timeout, limits.timeout)
-    defaults = {"max_tokens": min(llm.max_tokens, limits.max_answer_tokens), "reasoning": True}
+    defaults = {"max_tokens": min(llm.budget(), limits.max_answer_tokens), "reasoning": True}
     bounds = {"timeout": timeout, "max_waiting": limits.max_waiting}
     guarded = [Depends(_guard(api_keys, hosts))]
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from langchain_specfuse.constraints import Respacing, check, referee_for, respaced
+from langchain_specfuse.constraints import check, referee_for, respaced
+from langchain_specfuse.constraints.rules import Respacing
 from langchain_specfuse.core.referee import FREE
 from langchain_specfuse.core.values import Constraint
 from langchain_specfuse.errors import SpecFuseError

@@ -13,7 +13,6 @@ Paper: members vote by likelihood alone; hosted models do not report the likelih
 from __future__ import annotations
 
 import copy
-import json
 import logging
 import math
 import re
@@ -24,7 +23,7 @@ from functools import partial
 from typing import Annotated, Any, Literal, Self
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from pydantic import Field, InstanceOf
 
 from ...core.call import replies
@@ -33,9 +32,7 @@ from ...core.member import Probe
 from ...core.values import (
     BUDGET,
     REFUSAL,
-    Attachment,
     Candidate,
-    Constraint,
     Draft,
     DraftJob,
     Effort,
@@ -44,17 +41,18 @@ from ...core.values import (
     Scored,
     ScoreJob,
     Segment,
-    Tool,
     Turn,
 )
 from ...errors import MemberError, UsageError, advised
 from ..arguments import checked
 from ..names import check_argument, kind_of
-from ..text.templates import all_as_text, with_system
 from .continuing import QUOTED, is_undecided, joined, repeatable, repeated_words
 from .names import chat_model_named, key_of, name_of
+from .parts import joined as chunks_joined
+from .parts import with_text
 from .replies import Reply
-from .settings import format_of, sampling_of
+from .request import Request, asked_again, content_of, message_of, refuse_without_tools
+from .settings import sampling_of
 from .stream import OpenStream, StreamPart
 from .words import words_of
 
@@ -85,8 +83,8 @@ INPUTS = {
     "video": "video_inputs",
 }
 """Kinds of attachments -> their keys in a chat model's ``profile``."""
-_REFUSED_FORMAT = re.compile(r"\b(format|schema|grammar)\b")
-"""What Ollama's errors are about if it cannot read a schema."""
+OTHER = "content of its provider"
+"""The kind of an attachment that only a provider can read."""
 Dollars = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Price = Annotated[
     Sequence[Dollars],
@@ -207,6 +205,10 @@ class ChatModelMember:
         """Whether its reply arrives in one piece, so that nothing arrives before."""
         return not self.model._should_stream(async_api=False, stream=True)
 
+    def refuse_without_tools(self) -> None:
+        """Raise if its model cannot call tools."""
+        refuse_without_tools(self.model)
+
     @property
     def device(self) -> str:
         # Not the chat model's id: it may be created again while its worker has jobs.
@@ -238,9 +240,10 @@ class ChatModelMember:
             max_context=opened or profile.get("max_input_tokens"),
             detail=f"{type(self.model).__name__}, votes by ballot",
             ballots=True,
+            native=True,
             reasons=profile.get("reasoning_output"),
             # Where the profile does not say, the provider may refuse.
-            takes=tuple(kind for kind, key in INPUTS.items() if profile.get(key, True)),
+            takes=(*(kind for kind, key in INPUTS.items() if profile.get(key, True)), OTHER),
             unsure=tuple(kind for kind, key in INPUTS.items() if profile.get(key) is None),
         )
 
@@ -307,7 +310,11 @@ class ChatModelMember:
         """What the model writes, as it arrives; with a ``size``, one draft of about that many
         words. ``others`` as for :meth:`_stream_for`."""
         answer = _text_of(job.answer)
-        stream = self._stream_for(job, answer, others)
+        request = Request.of(job.query)
+        if request.waits and not answer:
+            yield from self._whole(job, request, others)
+            return
+        stream = self._stream_for(job, answer, request, others)
         place = len(answer)
         drafts: Iterable[Draft]
         if size is None:
@@ -320,17 +327,20 @@ class ChatModelMember:
                 others.clear()
             place += len(draft.text)
             if stream.is_refused_after(place):
-                yield self._refused(job, stream, draft.effort)
+                yield self._refused(job, stream, draft)
             else:
                 yield draft
 
-    def _refused(self, job: DraftJob, stream: OpenStream, effort: Effort) -> Failure:
-        """The failure of a reply that is a refusal. It is not requested again."""
+    def _refused(self, job: DraftJob, stream: OpenStream, draft: Draft) -> Failure:
+        """The failure of a reply that is a refusal, which came with this draft. It is not requested
+        again."""
         self._refusals.setdefault(job.query.id, {})[job.sampling] = stream.refusal
         self._close(job.query.id)
-        return Failure(REFUSAL, stream.refusal, effort=effort)
+        return Failure(REFUSAL, stream.refusal, effort=draft.effort, parts=draft.parts)
 
-    def _stream_for(self, job: DraftJob, answer: str, others: list[Effort]) -> OpenStream:
+    def _stream_for(
+        self, job: DraftJob, answer: str, request: Request, others: list[Effort]
+    ) -> OpenStream:
         """The query's open stream if it agrees with the answer, else a new one. The cost of each
         other request that this takes is appended to ``others``."""
         query_id = job.query.id
@@ -340,57 +350,91 @@ class ChatModelMember:
         stream = self._streams.get(query_id)
         if stream is None or stream.sampling != job.sampling or not stream.agrees_with(answer):
             self._close(query_id)
-            stream = self._streams[query_id] = self._opened(job, answer, others)
+            stream = self._streams[query_id] = self._opened(job, answer, request, others)
         return stream
 
-    def _opened(self, job: DraftJob, answer: str, others: list[Effort]) -> OpenStream:
+    def _whole(
+        self, job: DraftJob, request: Request, others: list[Effort]
+    ) -> Iterator[Draft | Failure]:
+        """The whole answer, if it has the form that was asked for. It is asked for twice."""
+        messages = request.messages_for(self.model, self.system_prompt)
+        why = ""
+        for _ in range(2):
+            self._refuse_if_spent(job)
+            stream = self._asked(messages, self._arguments(job, request), "", job)
+            draft = stream.draft("", job.max_tokens, job.max_tokens)
+            if stream.is_refused_after(len(draft.text)):
+                yield self._refused(job, stream, draft)
+                return
+            if not request.is_json:
+                draft = replace(draft, text=draft.text.strip())
+            if draft.is_cut or draft.calls or not (why := request.fault_of(draft.text)):
+                yield replace(draft, effort=sum(others, draft.effort))
+                others.clear()
+                return
+            others.append(draft.effort)
+            messages = asked_again(messages, draft.text, why)
+        raise MemberError(f"its answer is not what was asked for: {why}", member=self.name)
+
+    def _opened(
+        self, job: DraftJob, answer: str, request: Request, others: list[Effort]
+    ) -> OpenStream:
         """A stream of what the model writes next. ``others`` as for :meth:`_stream_for`."""
-        query = job.query
         self._refuse_if_spent(job)
-        messages = self._messages(query.turns, query.tools, query.constraint)
-        options = sampling_of(self.model, job.sampling)
-        kept = {"constraint": query.constraint, "sampling": job.sampling}
-        # The constraint demands the text so far; no member wrote it.
-        is_demanded = query.constraint is not None and not any(
-            segment.tokens for segment in job.answer
-        )
-        if is_demanded or not answer:
-            parts = self._begun(messages, options, format_of(self.model, query.constraint))
-            sent = _words_in(messages)
-            stream = self._new_stream(parts, "", sent, **kept)
-            if stream.agrees_with(answer) or stream.finish == REFUSAL:
-                return stream
-            stream.close()
-            others.append(stream.new_effort())
+        messages = request.messages_for(self.model, self.system_prompt)
+        arguments = self._arguments(job, request)
+        if not answer:
+            return self._asked(messages, arguments, answer, job)
         if self._way is None:
             self._way = self._find_way(others)
         if not self._way:
-            raise self._cannot_continue(answer, is_demanded)
-        parts = self._continued(messages, answer, self._way, options, self._repeats)
+            raise self._cannot_continue()
+        parts = self._continued(messages, answer, self._way, arguments, self._repeats)
         sent = _words_in(messages) + len(words_of(answer))
-        return self._new_stream(parts, answer, sent, **kept)
+        return self._new_stream(
+            parts,
+            answer,
+            sent,
+            sampling=job.sampling,
+            is_lead=is_alone(job),
+            broke_off=request.is_unfinished,
+        )
+
+    def _arguments(self, job: DraftJob, request: Request) -> dict[str, Any]:
+        return request.arguments(self.model, self.name) | sampling_of(self.model, job.sampling)
+
+    def _asked(
+        self,
+        messages: Sequence[BaseMessage],
+        arguments: Mapping[str, Any],
+        answer: str,
+        job: DraftJob,
+    ) -> OpenStream:
+        """A stream of the answer from its beginning."""
+        is_lead = is_alone(job)
+        return self._new_stream(
+            self._parts(messages, arguments, has_tags=not is_lead),
+            answer,
+            _words_in(messages),
+            sampling=job.sampling,
+            is_lead=is_lead,
+            broke_off=Request.of(job.query).is_unfinished,
+        )
 
     def _new_stream(
         self, parts: Iterator[StreamPart], before: str, sent: int = 0, **options: Any
     ) -> OpenStream:
         return OpenStream(parts, before, sent, price=self.price or (0.0, 0.0), **options)
 
-    def _cannot_continue(self, answer: str, is_demanded: bool) -> MemberError:
-        if not is_demanded:
-            # Its own text, if a check or the provider's limit cut that, or text of other members.
-            error = MemberError("it cannot continue a given text", member=self.name)
-            return advised(
-                error,
-                "add a member that can, such as a .gguf file; so that it need not continue what "
-                f"others write, let it lead (lead={self.name!r}), or agree on whole answers "
-                "(segment='answer')",
-            )
-        error = MemberError(
-            f"its reply did not begin with {answer!r:.80}, as answers must, and it cannot continue "
-            "a text",
-            member=self.name,
+    def _cannot_continue(self) -> MemberError:
+        # Its own text, if a check or the provider's limit cut that, or text of other members.
+        error = MemberError("it cannot continue a given text", member=self.name)
+        return advised(
+            error,
+            "add a member that can, such as a .gguf file; so that it need not continue what "
+            f"others write, let it lead (lead={self.name!r}), or agree on whole answers "
+            "(segment='answer')",
         )
-        return advised(error, "add a member that can continue a text, such as a .gguf file")
 
     def _refuse_if_spent(self, job: DraftJob | ScoreJob) -> None:
         if not job.new_requests:
@@ -400,56 +444,22 @@ class ChatModelMember:
 
     # --- requests ---------------------------------------------------------------------------------
 
-    def _messages(
-        self,
-        turns: Sequence[Turn],
-        tools: Sequence[Tool] = (),
-        constraint: Constraint | None = None,
-    ) -> list[BaseMessage]:
-        if self.system_prompt is not None:
-            turns = with_system(turns, self.system_prompt)
-        kinds = {"system": SystemMessage, "assistant": AIMessage}
-        return [
-            kinds.get(turn.role, HumanMessage)(_content(turn.text, turn.attachments))
-            for turn in all_as_text(turns, tools, constraint)
-        ]
-
     def _parts(
         self,
         messages: Sequence[BaseMessage],
         options: Mapping[str, Any],
         may_be_empty: bool = False,
+        has_tags: bool = True,
     ) -> Iterator[StreamPart]:
         model = self.model
-        reply = Reply(
-            self.name, model, self._key, self.thinking_tokens, self.key_variable, may_be_empty
-        )
+        limit, variable = self.thinking_tokens, self.key_variable
+        reply = Reply(self.name, model, self._key, limit, variable, may_be_empty, has_tags)
         try:
             yield from reply.parts(messages, options)
         except MemberError as error:
             if error.kind == "denied" and model is self.model:
                 self.is_denied = True
             raise
-
-    def _begun(
-        self, messages: Sequence[BaseMessage], options: Mapping[str, Any], format: Any
-    ) -> Iterator[StreamPart]:
-        """The beginning of an answer, in a format of Ollama's if there is one. Its server reads
-        fewer schemas than this package; a schema that it refuses is only in the prompt."""
-        if format is None:
-            yield from self._parts(messages, options)
-            return
-        parts = self._parts(messages, {**options, "format": format})
-        try:
-            first = next(parts)
-        except MemberError as error:
-            if not _REFUSED_FORMAT.search(str(error)):
-                raise
-            log.info("%s is asked again without a format: %s", self.name, error)
-            yield from self._parts(messages, options)
-            return
-        yield first
-        yield from parts
 
     def _continued(
         self,
@@ -473,17 +483,22 @@ class ChatModelMember:
         repeated = repeatable(kept, repeats)
         reply = ""
         least: float | None = None
+        chunks: list[Any] = []
         for part in parts:
             reply += part.text
+            chunks += part.chunks
             if part.least is not None:
                 least = part.least if least is None else min(least, part.least)
             if part.thought or any(part.usage):
-                yield part._replace(text="", finish="")
+                yield part._replace(text="", finish="", chunks=())
             if part.finish or not is_undecided(reply, repeated):
                 if replies is not None:
                     replies.append(reply)
                 text = joined(answer, reply, repeated)
-                yield part._replace(text=text, thought="", usage=(0, 0), least=least)
+                opening = (with_text(chunks_joined(chunks), text),) if chunks else ()
+                yield part._replace(
+                    text=text, thought="", usage=(0, 0), least=least, chunks=opening
+                )
                 break
         yield from parts
 
@@ -499,7 +514,11 @@ class ChatModelMember:
         for way in WAYS:
             replies: list[str] = []
             parts = self._continued(
-                self._messages(TRIAL), TRIAL_BEGUN, way, self._greedy(), replies=replies
+                [message_of(turn) for turn in TRIAL],
+                TRIAL_BEGUN,
+                way,
+                self._greedy(),
+                replies=replies,
             )
             stream = self._new_stream(parts, "")
             try:
@@ -558,7 +577,12 @@ class ChatModelMember:
             f"{turns}\n\nThe answer so far: {_text_of(job.answer)!r}\n\n"
             f"Continuations:\n{drafts}\n\n{BALLOT}"
         )
-        return [HumanMessage(_content(text, attachments))]
+        return [HumanMessage(content_of(text, attachments))]
+
+
+def is_alone(job: DraftJob) -> bool:
+    """Whether the job asks for the answer to its end, without a vote on parts of it."""
+    return job.leads or job.segment_tokens >= job.max_tokens
 
 
 def _refuse_too_many(size: int) -> None:
@@ -578,16 +602,6 @@ def _text_of(answer: Sequence[Segment]) -> str:
 
 def _words_in(messages: Sequence[BaseMessage]) -> int:
     return sum(len(words_of(message.text)) for message in messages)
-
-
-def _content(text: str, attachments: Sequence[Attachment]) -> Any:
-    """The content of a message: its attachments first, as providers advise, then the text."""
-    if not attachments:
-        return text
-    blocks: list[Any] = [json.loads(attachment.body) for attachment in attachments]
-    if text:
-        blocks.append({"type": "text", "text": text})
-    return blocks
 
 
 def _shown(candidate: Candidate) -> str:

@@ -18,6 +18,7 @@ from ...errors import MemberError, advised
 from ..network import status_of, to_correct_key, to_reach
 from ..text.thinking import split_thought
 from .finishes import finish_of, reason_in
+from .parts import as_chunk, calls_in, joined
 from .refusals import is_refusal, refusal_in
 from .stream import StreamPart
 from .words import words_of
@@ -53,11 +54,13 @@ class Reply:
         thinking_tokens: int,
         key_variable: str = "",
         may_be_empty: bool = False,
+        has_tags: bool = True,
     ) -> None:
         """``member`` is the member's name, for errors; ``key`` is the digest of the chat model's
         settings. ``key_variable``: the environment variable that its API key was read from; empty:
         one of those that the chat model names. ``may_be_empty``: a reply without text may be
-        complete without a reason, because nothing may be left to write."""
+        complete without a reason, because nothing may be left to write. ``has_tags``: reasoning in
+        tags before the text is no text."""
         self._member = member
         self._model = model
         self._key = key
@@ -74,6 +77,12 @@ class Reply:
         """The provider's own word for it."""
         self._refusal = ""
         self._may_be_empty = may_be_empty
+        self._has_tags = has_tags
+        self._quiet: list[AIMessageChunk] = []
+        """Chunks that add nothing by themselves. They go with the next part."""
+        self._calling: list[AIMessageChunk] = []
+        """The chunks from the first piece of a tool call on. They go with the last part, so that
+        calls are complete."""
         self._has_reason = False
         """Whether the model has given a reason for its end. A refusal alone is not such a
         reason."""
@@ -118,7 +127,7 @@ class Reply:
             )
         if not self._begun:
             part = self._thought_alone()
-            if not (part.text or self._finish or self._may_be_empty):
+            if not (part.text or self._calling or self._finish or self._may_be_empty):
                 # For example an error event in a form that the chat model does not know.
                 raise MemberError(
                     "its reply broke off: it ended without text and without a finish reason",
@@ -127,15 +136,19 @@ class Reply:
             yield part
         if self._finish == REFUSAL:
             self._refusal = self._refusal or WITHHELD
+        last = [joined(self._calling)] if self._calling else []
         yield StreamPart(
-            "",
+            "".join(str(chunk.text) for chunk in last),
             finish=self._finish or "stop",
             has_reason=bool(self._finish),
             refusal=self._refusal,
+            chunks=(*self._quiet, *last),
+            calls=calls_in(last),
         )
 
-    def _part(self, chunk: Any) -> StreamPart | None:
+    def _part(self, message: Any) -> StreamPart | None:
         """What a chunk adds; None if it is empty."""
+        chunk = as_chunk(message)
         reason = reason_in(chunk.response_metadata)
         if reason:
             self._has_reason = True
@@ -149,17 +162,31 @@ class Reply:
             if refusal is not None:
                 self._finish = REFUSAL
                 self._refusal += refusal
+        usage: Mapping[str, Any] = chunk.usage_metadata or {}
+        counts = (usage.get("input_tokens", 0), usage.get("output_tokens", 0))
+        least = _least_of(chunk.response_metadata)
+        if self._calling or chunk.tool_call_chunks:
+            self._calling.append(chunk)
+            is_first = len(self._calling) == 1
+            return StreamPart("", usage=counts, is_silent=is_first) if usage or is_first else None
         if not self._begun:
             text, thought = self._split(text, thought)
-        usage = chunk.usage_metadata or {}
-        if not text and not thought and not usage:
+        self._quiet.append(chunk)
+        is_silent = not text and bool(chunk.content)
+        if not text and not thought and not usage and not is_silent:
             return None
-        counts = (usage.get("input_tokens", 0), usage.get("output_tokens", 0))
-        return StreamPart(text, thought, usage=counts, least=_least_of(chunk.response_metadata))
+        chunks, self._quiet = tuple(self._quiet), []
+        return StreamPart(
+            text, thought, usage=counts, least=least, chunks=chunks, is_silent=is_silent
+        )
 
     def _split(self, text: str, thought: str) -> tuple[str, str]:
         """The text and the reasoning of a chunk before the text has begun."""
         size = len(words_of(text + thought))
+        if not self._has_tags:
+            self._begun = bool(text)
+            self._thought_size += 0 if text else max(1, size)
+            return text, thought
         self._held += text
         tagged, text = split_thought(self._held) or ("", "")
         self._begun = bool(text)

@@ -7,13 +7,11 @@ its user left open is what the answer asks for.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from typing import Any
 
 from langchain_core.language_models import BaseChatModel
 
-from ...core.values import Constraint, Sampling
+from ...core.values import Sampling
 
 
 def is_ollama(model: BaseChatModel) -> bool:
@@ -38,47 +36,3 @@ def sampling_of(model: BaseChatModel, sampling: Sampling) -> dict[str, Any]:
     if is_ollama(model) or getattr(model, "seed", None) is not None:
         settings["seed"] = sampling.seed
     return settings
-
-
-def format_of(model: BaseChatModel, constraint: Constraint | None) -> Any:
-    """Ollama's ``format`` for an answer that begins with this reply; None if it has none.
-
-    Ollama's grammars are made by llama.cpp's converter, which puts required properties first. The
-    answer has them in the schema's order. Where these differ, the model reads the schema in its
-    prompt alone.
-    """
-    if constraint is None or not is_ollama(model):
-        return None
-    if constraint.kind == "json":
-        return "json"
-    if constraint.kind != "json_schema":
-        return None
-    schema = json.loads(constraint.body)
-    if not isinstance(schema, dict) or any(map(_puts_optional_first, _objects_in(schema))):
-        return None
-    return schema
-
-
-def _objects_in(value: Any) -> Iterator[dict[str, Any]]:
-    """All objects in a JSON value, itself included."""
-    waiting = [value]
-    while waiting:
-        found = waiting.pop()
-        if isinstance(found, dict):
-            yield found
-            waiting += found.values()
-        elif isinstance(found, list):
-            waiting += found
-
-
-def _puts_optional_first(schema: dict[str, Any]) -> bool:
-    """Whether an optional property comes before a required one.
-
-    >>> _puts_optional_first({"properties": {"a": {}, "b": {}}, "required": ["b"]})
-    True
-    """
-    properties, required = schema.get("properties"), schema.get("required")
-    if not isinstance(properties, dict) or not isinstance(required, list):
-        return False
-    optional = [name not in required for name in properties]
-    return optional != sorted(optional)

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from ...constraints import Respacing, State, breaks_off
-from ...constraints.referee import bytewise
-from ...core.values import REFUSAL, Constraint, Draft, Effort, Sampling
+from ...core.answer import is_safe
+from ...core.values import REFUSAL, Draft, Effort, Sampling, ToolCall
 from ...errors import MemberError
 from .words import WordCount, cut, words_of
-
-LAST_PARTS = 8
-"""After an answer that can only end, this many more parts are read. Providers report the usage in
-the last part, after the finish reason; a code fence may come before."""
 
 
 class StreamPart(NamedTuple):
@@ -38,6 +32,13 @@ class StreamPart(NamedTuple):
     least: float | None = None
     """The lowest log-probability in it, if the model was asked for them
     (``ChatOpenAI(logprobs=True)``)."""
+    chunks: tuple[Any, ...] = ()
+    """LangChain's chunks of it."""
+    is_silent: bool = False
+    """Whether it is something other than text that the reader of the answer should get now. The
+    last word before it is complete."""
+    calls: tuple[ToolCall, ...] = ()
+    """The tool calls of the reply, in the last part."""
 
 
 @dataclass
@@ -48,17 +49,25 @@ class OpenStream:
     before: str
     sent: int = 0
     """The length of the request, in words."""
-    constraint: Constraint | None = None
     sampling: Sampling | None = None
     """The sampling with which it was requested. Each sample has its own stream."""
+    is_lead: bool = False
+    """The answer ends where the reply does, also at the provider's limit."""
+    broke_off: Callable[[str], bool] = lambda text: False
+    """Whether a reply with this text that ended without a reason has broken off."""
     price: Sequence[float] = (0.0, 0.0)
     """Dollars per million input tokens and per million output tokens."""
     text: str = ""
-    """What was read so far, spaced as the constraint demands."""
+    """What was read so far."""
     finish: str = ""
     """Why the reply ended; empty while it is open."""
     refusal: str = ""
     thought: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    _chunks: list[Any] = field(default_factory=list)
+    """LangChain's chunks that no draft has had."""
+    _is_silent: bool = False
+    """Whether one of them was silent."""
     _thought_words: int = 0
     _billed: tuple[int, int] = (0, 0)
     """The input and output tokens that the provider has reported."""
@@ -69,20 +78,18 @@ class OpenStream:
     """For each part, the length of ``text`` after it and the part's lowest log-probability."""
 
     def __post_init__(self) -> None:
-        self._spacing = Respacing(self.constraint, self.before)
         self._count = WordCount()
         self._is_cancelled = False
-        self._state: State | None = None
-        """The state under the constraint of the first ``_judged`` characters; None: not needed."""
-        self._judged = 0
-        if self.constraint is not None:
-            self._state = bytewise().grammar(self.constraint).start()
-            self._state.advance(self.before.encode("utf-8", "surrogatepass"))
 
     @property
     def words(self) -> int:
         """The number of words that were read, including those of the reasoning."""
         return self._count.total + self._thought_words
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the answer ends where this reply does."""
+        return self.finish == "stop" or (self.finish == "length" and self.is_lead)
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -126,7 +133,7 @@ class OpenStream:
                 text = "".join(words[:most])
             if text or is_over:
                 words = words_of(text)[:most]
-                ended = is_over and self.finish == "stop"
+                ended = is_over and self.has_ended
                 effort = self.new_effort(self.words - words_before, time.perf_counter() - since)
                 return self._draft(place, text, words, ended, effort, self.take_thought().strip())
             size = min(2 * size + 8, most)
@@ -138,10 +145,6 @@ class OpenStream:
         since, words_before = time.perf_counter(), self.words
         while True:
             end = len(self.text)
-            if not self.finish and self._must_end():
-                with suppress(MemberError):  # the answer is complete
-                    for _ in range(LAST_PARTS):
-                        self._read_part()
             text, thought = self.text[place:end], self.take_thought()
             words = count.add(text)
             if count.total > most:
@@ -149,8 +152,8 @@ class OpenStream:
                 text = text[: max(len(text) - len("".join(words[kept:])), 0)]
                 words = words[:kept]
             is_over = count.total > most or (bool(self.finish) and end == len(self.text))
-            if text or thought or is_over:
-                ended = is_over and count.total <= most and self.finish == "stop"
+            if text or thought or self._is_silent or is_over:
+                ended = is_over and count.total <= most and self.has_ended
                 effort = self.new_effort(self.words - words_before, time.perf_counter() - since)
                 yield self._draft(place, text, words, ended, effort, thought)
                 place += len(text)
@@ -166,7 +169,22 @@ class OpenStream:
         tokens = tuple(zlib.crc32(word.encode()) for word in words)
         ends = None if tokens else ()  # else the text belongs to a word before it
         least = self._least_in(place, place + len(text))
-        return Draft(text, ended, tokens, None, effort, ends, thought, least)
+        chunks, is_silent = self._chunks, self._is_silent or bool(thought)
+        self._chunks, self._is_silent = [], False
+        return Draft(
+            text,
+            ended,
+            tokens,
+            None,
+            effort,
+            ends,
+            thought,
+            least,
+            calls=self.calls if ended else (),
+            is_cut=ended and self.finish == "length",
+            parts=tuple(chunks),
+            is_silent=is_silent and not ended,
+        )
 
     def take_thought(self) -> str:
         """The reasoning that has come since the last call of this method."""
@@ -210,32 +228,27 @@ class OpenStream:
             self._thought_words += len(words_of(part.thought))
         # Summed, as LangChain sums the usage of chunks.
         self._billed = (self._billed[0] + part.usage[0], self._billed[1] + part.usage[1])
-        self.text += self._spacing.plus(part.text)
-        if not part.has_reason and breaks_off(self.constraint, self.before + self.text):
+        self.text += part.text
+        self._chunks += part.chunks
+        self._is_silent = self._is_silent or part.is_silent
+        if not part.has_reason and self.broke_off(self.before + self.text):
             raise MemberError(
                 "its reply broke off: it ended without a finish reason, in the middle of an object "
                 "or a call"
             )
         self.finish = part.finish
         self.refusal = part.refusal
+        self.calls = part.calls
+        if self.finish == "length" and not self.is_lead:
+            self._drop_last_word()
         if part.least is not None:
             self._least.append((len(self.text), part.least))
         return True
 
-    def _must_end(self) -> bool:
-        """Whether the constraint allows no more text. Then the answer ends, and nobody reads on."""
-        if self._state is None or self.constraint is None:
-            return False
-        is_choice = self.constraint.kind == "choice"
-        if not is_choice and not self.text.rstrip().endswith(("}", "]", ">")):
-            return False
-        data = self.text[self._judged :].encode("utf-8", "surrogatepass")
-        self._judged = len(self.text)
-        is_legal = self._state.advance(data) == len(data)
-        must_end = self._state.must_end()
-        if must_end or not is_legal:
-            self._state = None
-        return must_end
+    def _drop_last_word(self) -> None:
+        """Leave the last word, which may be incomplete, to the next request."""
+        text = self.text
+        self.text = text[: next((at for at in range(len(text), 0, -1) if is_safe(text, at)), 0)]
 
     # --- usage ------------------------------------------------------------------------------------
 

@@ -1,0 +1,185 @@
+"""Hands the chunks of a provider's reply on as they came, for the text that the rounds release."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from langchain_core.messages import AIMessageChunk
+from langchain_core.messages.ai import UsageMetadata, add_usage
+
+from ..core.round import Round
+from ..members.chat_model.parts import joined, split, with_text
+
+AT_ONCE = frozenset({"logprobs", "model_provider", "output_version"})
+"""Metadata that belong to a chunk. The rest describes the whole reply and comes with its end."""
+REASONING = frozenset({"reasoning", "thinking", "reasoning_content", "redacted_thinking"})
+"""Types of content blocks, and keys of fields, that contain reasoning."""
+
+
+class Passthrough:
+    """The chunks of one answer that are not handed on yet, in order."""
+
+    def __init__(self, *, reasoning: bool) -> None:
+        self._reasoning = reasoning
+        self._waiting: deque[AIMessageChunk] = deque()
+        self._known = 0
+        """How much text these chunks have."""
+        self._agreed = 0
+        """How much of that is agreed, and not released."""
+        self.is_all = True
+        """Whether providers wrote the whole answer."""
+        self._has_begun = False
+        self._author = ""
+        self._metadata: dict[str, Any] = {}
+        self.usage: UsageMetadata | None = None
+        """What providers have reported."""
+
+    def metadata_of(self, member: str) -> dict[str, Any]:
+        """What this member's provider has said about its reply as a whole, if it wrote last."""
+        return self._metadata if member == self._author else {}
+
+    def of(self, round: Round) -> list[AIMessageChunk] | None:
+        """The chunks for the text that this round releases; None if they do not have it."""
+        draft = round.drafts[round.winner]
+        self.is_all = self.is_all and bool(draft.parts or self._author)
+        self._withdraw(len(round.withdrawn))
+        if not draft.parts and not self._waiting:
+            return None
+        if round.member != self._author:
+            self._begin_reply(round.member)
+        for part in draft.parts:
+            self._add(part)
+        self._agreed += len(round.segment.text)
+        if round.finish is not None:
+            self._agreed = max(self._agreed, len(round.text))
+        return self._taken(round)
+
+    def _begin_reply(self, author: str) -> None:
+        """Drop what another member has sent and nobody agreed on."""
+        if self._author:
+            self._reasoning = False  # that of the first author was shown
+        self._author = author
+        self._drop_from(self._agreed)
+        self._metadata = {}
+
+    def _withdraw(self, length: int) -> None:
+        if length:
+            self._agreed = max(self._agreed - length, 0)
+            self._drop_from(self._agreed)
+
+    def _drop_from(self, size: int) -> None:
+        """Drop all text but the first characters."""
+        while self._waiting and self._known > size:
+            last = self._waiting.pop()
+            length = len(last.text)
+            self._known -= length
+            if self._known < size:
+                self._append(split(last, size - self._known)[0])
+                return
+
+    def _append(self, chunk: AIMessageChunk) -> None:
+        self._waiting.append(chunk)
+        self._known += len(chunk.text)
+
+    def _add(self, part: AIMessageChunk) -> None:
+        metadata = part.response_metadata
+        at_once = {name: value for name, value in metadata.items() if name in AT_ONCE}
+        if later := {name: value for name, value in metadata.items() if name not in AT_ONCE}:
+            self._metadata = {**self._metadata, **later}
+        if part.usage_metadata:
+            self.usage = add_usage(self.usage, part.usage_metadata)
+        changes: dict[str, Any] = {
+            "response_metadata": at_once,
+            "usage_metadata": None,
+            "chunk_position": None,
+        }
+        if part.id and part.id.startswith("lc_run--"):  # LangChain's own, of the member's run
+            changes["id"] = None
+        chunk = part.model_copy(update=changes)
+        self._append(chunk if self._reasoning else without_reasoning(chunk))
+
+    def _taken(self, round: Round) -> list[AIMessageChunk] | None:
+        """The chunks up to the end of the released text; at the end, all of them."""
+        text = round.text
+        taken: list[AIMessageChunk] = []
+        size = 0
+        while self._waiting:
+            first = self._waiting[0]
+            length = len(first.text)
+            if size + length > len(text):
+                break
+            self._waiting.popleft()
+            taken.append(first)
+            size += length
+        if size < len(text) and self._waiting:
+            first, rest = split(self._waiting.popleft(), len(text) - size)
+            self._waiting.appendleft(rest)
+            taken.append(first)
+            size = len(text)
+        self._known -= size
+        self._agreed -= size
+        if round.finish in ("stop_string", "check"):
+            self._waiting.clear()
+        if "".join(chunk.text for chunk in taken) != text:
+            return self._rewritten(taken, text)
+        kept = [chunk for chunk in taken if not is_empty(chunk)]
+        if taken and not self._has_begun:
+            self._has_begun = True
+            kept = [taken[0], *(chunk for chunk in kept if chunk is not taken[0])]
+        return merged(kept)
+
+    def _rewritten(self, taken: list[AIMessageChunk], text: str) -> list[AIMessageChunk]:
+        """These chunks with another text, because the answer has it in another form."""
+        self._waiting.clear()
+        self._known = self._agreed = 0
+        whole = joined(taken) if taken else AIMessageChunk(content="")
+        return [with_text(whole, text)]
+
+
+def merged(chunks: list[AIMessageChunk]) -> list[AIMessageChunk]:
+    """The chunks, with neighbours that are nothing but text as one. LangChain's work for a chunk
+    does not depend on its length."""
+    if len(chunks) < 2:
+        return chunks
+    found: list[AIMessageChunk] = []
+    for chunk in chunks:
+        last = found[-1] if found else None
+        if last is not None and is_plain(last) and is_plain(chunk):
+            found[-1] = with_text(last, str(last.content) + str(chunk.content))
+        else:
+            found.append(chunk)
+    return found
+
+
+def is_plain(chunk: AIMessageChunk) -> bool:
+    """Whether a chunk is nothing but text."""
+    return isinstance(chunk.content, str) and not has_more(chunk)
+
+
+def is_empty(chunk: AIMessageChunk) -> bool:
+    """Whether a chunk adds nothing to the answer."""
+    return not chunk.content and not has_more(chunk)
+
+
+def has_more(chunk: AIMessageChunk) -> bool:
+    """Whether a chunk has more than its content."""
+    metadata = chunk.response_metadata.keys() - {"model_provider", "output_version"}
+    return bool(chunk.additional_kwargs or chunk.tool_call_chunks or metadata)
+
+
+def without_reasoning(chunk: AIMessageChunk) -> AIMessageChunk:
+    fields = chunk.additional_kwargs
+    content = chunk.content
+    changes: dict[str, Any] = {}
+    if fields.keys() & REASONING:
+        changes["additional_kwargs"] = {
+            key: value for key, value in fields.items() if key not in REASONING
+        }
+    if isinstance(content, list):
+        changes["content"] = [
+            block
+            for block in content
+            if not (isinstance(block, dict) and block.get("type") in REASONING)
+        ]
+    return chunk.model_copy(update=changes) if changes else chunk

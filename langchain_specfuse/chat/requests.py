@@ -1,0 +1,58 @@
+"""The request that chat models among the members pass on: the caller's messages and arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from langchain_core.messages import BaseMessage
+
+from ..core.values import Constraint
+from ..members.chat_model.request import Request
+from .options import Call
+
+STRUCTURED = "specfuse_structured"
+"""The option of a call with the arguments of ``with_structured_output``."""
+_CHOICE = ("tool_choice", "strict", "parallel_tool_calls")
+_SAMPLING = ("max_tokens", "top_p", "top_k", "min_p", "repetition_penalty")
+"""Options that are passed on if they are set. The temperature is part of each job."""
+
+
+def request_of(
+    messages: Sequence[BaseMessage],
+    call: Call,
+    options: Mapping[str, Any],
+    text: Constraint | None,
+    *,
+    lead: str,
+    is_whole: bool,
+) -> Request:
+    """The request with these messages. ``options`` are those of the call as the caller gave them;
+    ``text``: the form of an answer that is not a call; ``lead``: the member that is asked first;
+    ``is_whole``: nobody sees the answer before it is complete."""
+    structured: Mapping[str, Any] | None = options.get(STRUCTURED)
+    further = dict(call.further)
+    model = further.pop("model", None)
+    further |= {name: value for name in _SAMPLING if (value := getattr(call, name)) is not None}
+    if call.stop:
+        further["stop"] = list(call.stop)
+    if options.get("logprobs"):
+        further["logprobs"] = True
+    if options.get("seed") is not None:
+        further["seed"] = options["seed"]
+    tools: Sequence[Any] = options.get("tools") or ()
+    if structured is None and options.get("response_format") is not None:
+        further["response_format"] = options["response_format"]
+    if structured is not None and structured.get("method") == "function_calling":
+        tools = ()
+    choice = {name: options[name] for name in _CHOICE if options.get(name) is not None}
+    return Request(
+        tuple(messages),
+        tuple(tools),
+        choice if tools else {},
+        structured,
+        further,
+        {} if model is None else {lead: {"model": model}},
+        text,
+        is_whole or call.segment == "answer",
+    )

@@ -1,0 +1,196 @@
+"""The caller's own request to a chat model: messages, tools, formats and further arguments reach
+the provider as they were given."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
+from langchain_core.runnables import Runnable, RunnableBinding, RunnableMap, RunnableSequence
+
+from ...constraints import fault, referee_for
+from ...core.values import Attachment, Constraint, Query, Turn
+from ...errors import UsageError, advised
+
+AGAIN = (
+    "This answer cannot be used: {}. Write the whole answer again so that it can be. "
+    "Write nothing else."
+)
+"""What follows a reply in another form than was asked for."""
+_SENTENCES = {
+    "json": "Answer with a JSON object.",
+    "json_schema": "Answer with JSON that fits this schema:\n{}",
+    "choice": "Answer with one of these texts, and nothing else: {}",
+    "regex": "Answer with a text that this regular expression matches as a whole, and nothing "
+    "else:\n{}",
+    "grammar": "Answer with a text that follows this grammar, and nothing else:\n{}",
+}
+"""Kinds of constraints -> the sentence that asks for it, where the provider has no parameter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A question as its caller gave it."""
+
+    messages: tuple[BaseMessage, ...]
+    tools: tuple[Any, ...] = ()
+    choice: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments for ``bind_tools``, such as ``tool_choice``."""
+    structured: Mapping[str, Any] | None = None
+    """Arguments for ``with_structured_output``, with its ``schema``."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of the call."""
+    of_lead: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Further arguments for one member, by its name: the model that a call asks for."""
+    text: Constraint | None = None
+    """The form of an answer that is not a call."""
+    is_whole: bool = False
+    """Nobody sees the answer before it is complete, so it can be asked for again."""
+
+    @classmethod
+    def of(cls, query: Query) -> Request:
+        """The query's request, or one with its turns."""
+        if query.request is not None:
+            request: Request = query.request
+            return request
+        return cls(tuple(map(message_of, query.turns)), text=query.constraint)
+
+    @property
+    def waits(self) -> bool:
+        """Whether the reply is handed on when it is complete and has the form that was asked for.
+        That of an object is the provider's promise, so others may see it while it is written."""
+        return self.text is not None and (self.is_whole or not self.is_json)
+
+    @property
+    def is_json(self) -> bool:
+        return self.text is not None and self.text.kind.startswith("json")
+
+    def is_unfinished(self, text: str) -> bool:
+        """Whether this must be an object and is not a complete one."""
+        if not self.is_json:
+            return False
+        try:
+            json.loads(text)
+        except (ValueError, RecursionError):
+            return True
+        return False
+
+    def messages_for(self, model: BaseChatModel, system: str | None) -> list[BaseMessage]:
+        """The messages, with ``system`` as the only system message, if it is given. If the provider
+        has no parameter for the form of the answer, a sentence asks for it."""
+        messages = list(self.messages)
+        if system is not None:
+            others = [message for message in messages if not isinstance(message, SystemMessage)]
+            messages = [SystemMessage(system), *others]
+        if self.text is None or self.text.kind not in _SENTENCES:
+            return messages
+        if self.structured is not None and self._format(model):
+            return messages
+        if self.structured is None and "response_format" in self.options:
+            return messages
+        return with_sentence(messages, _SENTENCES[self.text.kind].format(self.text.body))
+
+    def arguments(self, model: BaseChatModel, name: str) -> dict[str, Any]:
+        """The arguments of ``model.stream`` besides the messages, for the member of this name."""
+        arguments = {**self.options, **self.of_lead.get(name, {})}
+        if self.tools:
+            refuse_without_tools(model)
+            bound = model.bind_tools(list(self.tools), **self.choice, **arguments)
+            arguments = {**arguments, **_bound_to(bound)}
+        if self.structured is not None:
+            arguments |= self._format(model)
+        return arguments
+
+    def _format(self, model: BaseChatModel) -> dict[str, Any]:
+        """The arguments by which this provider's models write objects; empty if it has none."""
+        assert self.structured is not None
+        try:
+            return _bound_to(model.with_structured_output(**self.structured, include_raw=True))
+        except (NotImplementedError, ValueError, TypeError):
+            return {}
+
+    def fault_of(self, text: str) -> str:
+        """Why this is not the text that was asked for; empty if it is."""
+        if self.text is None:
+            return ""
+        kind, body = self.text.kind, self.text.body
+        if kind.startswith("json"):
+            try:
+                data = json.loads(text)
+            except (ValueError, RecursionError) as error:
+                return f"it is not JSON: {error}"
+            return fault(body, data) if body else _not_an_object(data)
+        referee = referee_for(self.text)
+        if referee.legal("", text) == len(text) and referee.may_end(text):
+            return ""
+        return f"it does not match the {kind} {body:.200}"
+
+
+def can_call(model: BaseChatModel) -> bool:
+    """Whether this chat model can call tools."""
+    return type(model).bind_tools is not BaseChatModel.bind_tools
+
+
+def refuse_without_tools(model: BaseChatModel) -> None:
+    """Refuse a model that cannot call tools."""
+    if not can_call(model):
+        error = UsageError(f"{type(model).__name__} has no bind_tools, so it cannot call tools")
+        raise advised(error, "let a member that can call tools lead: name it first, or in lead=")
+
+
+def _not_an_object(data: Any) -> str:
+    return "" if isinstance(data, dict) else "it is not an object"
+
+
+def _bound_to(runnable: Runnable[Any, Any]) -> dict[str, Any]:
+    """The arguments that LangChain's ``bind`` has put around a chat model, wherever it is in this
+    runnable."""
+    if isinstance(runnable, RunnableBinding) and isinstance(runnable.bound, BaseChatModel):
+        return dict(runnable.kwargs)
+    inner: Sequence[Runnable[Any, Any]] = ()
+    if isinstance(runnable, RunnableSequence):
+        inner = runnable.steps[:1]
+    elif isinstance(runnable, RunnableMap):
+        inner = list(runnable.steps__.values())
+    elif isinstance(runnable, RunnableBinding):
+        inner = [runnable.bound]
+    for step in inner:
+        if arguments := _bound_to(step):
+            return arguments
+    return {}
+
+
+def with_sentence(messages: Sequence[BaseMessage], text: str) -> list[BaseMessage]:
+    """The messages with this at the end of the system message."""
+    first, *rest = messages
+    if not isinstance(first, SystemMessage):
+        return [SystemMessage(text), *messages]
+    if isinstance(first.content, str):
+        return [first.model_copy(update={"content": f"{first.content}\n\n{text}"}), *rest]
+    content = [*first.content, {"type": "text", "text": text}]
+    return [first.model_copy(update={"content": content}), *rest]
+
+
+def asked_again(messages: Sequence[BaseMessage], reply: str, why: str) -> list[BaseMessage]:
+    """The messages, a reply that cannot be used, and why."""
+    return [*messages, AIMessage(reply or "..."), HumanMessage(AGAIN.format(why))]
+
+
+def message_of(turn: Turn) -> BaseMessage:
+    """A plain turn as a message."""
+    kinds = {"system": SystemMessage, "assistant": AIMessage}
+    return kinds.get(turn.role, HumanMessage)(content_of(turn.text, turn.attachments))
+
+
+def content_of(text: str, attachments: Sequence[Attachment]) -> Any:
+    """The content of a message: its attachments first, as providers advise, then the text."""
+    if not attachments:
+        return text
+    blocks: list[Any] = [json.loads(attachment.body) for attachment in attachments]
+    if text:
+        blocks.append({"type": "text", "text": text})
+    return blocks
