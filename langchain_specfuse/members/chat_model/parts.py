@@ -55,6 +55,25 @@ def calls_in(messages: Sequence[BaseMessage]) -> tuple[ToolCall, ...]:
     return tuple(found)
 
 
+def is_call_unfinished(chunks: Sequence[AIMessageChunk]) -> bool:
+    """Whether the arguments of a call in these chunks are not a whole JSON text.
+
+    LangChain completes them: ``{"city": "Par`` is read as a call for the city "Par". Providers may
+    leave out the arguments of a tool that has none.
+
+    >>> piece = {"name": "find", "args": '{"city": "Par', "id": "1", "index": 0}
+    >>> is_call_unfinished([AIMessageChunk("", tool_call_chunks=[tool_call_chunk(**piece)])])
+    True
+    """
+    for chunk in chunks:
+        for piece in chunk.tool_call_chunks:
+            try:
+                json.loads(piece["args"] or "{}", strict=False)
+            except ValueError:
+                return True
+    return False
+
+
 def with_text(chunk: AIMessageChunk, text: str) -> AIMessageChunk:
     """The chunk with this text in the place of its own.
 

@@ -18,7 +18,7 @@ from ...errors import MemberError, advised
 from ..network import status_of, to_correct_key, to_reach
 from ..text.thinking import split_thought
 from .finishes import finish_of, reason_in
-from .parts import as_chunk, calls_in, joined
+from .parts import as_chunk, calls_in, is_call_unfinished, joined
 from .refusals import is_refusal, refusal_in
 from .stream import StreamPart
 from .words import words_of
@@ -137,6 +137,11 @@ class Reply:
         if self._finish == REFUSAL:
             self._refusal = self._refusal or WITHHELD
         last = [joined(self._calling)] if self._calling else []
+        if not self._finish and is_call_unfinished(last):
+            raise MemberError(
+                "its reply broke off: it ended without a finish reason, in the middle of a call",
+                member=self._member,
+            )
         yield StreamPart(
             "".join(str(chunk.text) for chunk in last),
             finish=self._finish or "stop",
