@@ -35,6 +35,7 @@ from langchain_specfuse import (
 )
 from langchain_specfuse.engine import breaker, limits
 from tests.members import tiny
+from tests.members.calling_model import CallingModel, call_of, pieces
 from tests.members.failing_server import FailingServer
 
 from .conftest import BLUE, LIMIT_S, GatedMember, joined, until
@@ -376,102 +377,156 @@ def test_an_object_that_is_cut_in_its_middle_is_completed(fails_in, length):
     assert exits(found["raw"]) == (["lead"] if members[0].draft_calls >= fails_in else [])
 
 
-def pieces(script: str) -> list[str]:
-    """A script in pieces of up to four characters."""
-    return re.findall(r"\s*\S{1,4}|\s+$", script)
+SCHEMAS = [Booking, Booking.model_json_schema()]
+BOOKED = json.dumps(CALL, ensure_ascii=False)
+BROKEN_OFF = {
+    "class": "Invalid JSON",  # OpenAI's client reads the object of a class itself
+    "schema": "broke off",
+}
 
 
-@pytest.mark.parametrize("length", [1, 4, 64])
+def booking(found: Any) -> dict[str, Any]:
+    return found.model_dump() if isinstance(found, Booking) else found
+
+
+def streamed_object(booker: Any) -> dict[str, Any]:
+    """The parts of a streamed answer with ``include_raw``; the last state of the object."""
+    parts: dict[str, Any] = {}
+    for part in booker.stream("Book."):
+        for name, value in part.items():
+            parts[name] = parts[name] + value if name == "raw" and name in parts else value
+    return parts
+
+
+@pytest.mark.parametrize("schema", SCHEMAS, ids=BROKEN_OFF)
+@pytest.mark.parametrize("length", [1, 64])
 @pytest.mark.parametrize("fails_after", [1, 4, 9, 14])
-def test_an_object_or_a_call_whose_reply_ends_in_its_middle_without_a_reason_is_completed(
-    hosted, fails_after, length
+@pytest.mark.parametrize("by", ["provider", "member"])
+def test_an_object_that_broke_off_is_begun_anew_if_nothing_of_it_was_shown(
+    hosted, fails_after, length, schema, by
 ):
-    """Its model has never given a reason, but an answer cannot end there."""
-    text = json.dumps(CALL, ensure_ascii=False)
-    broken = {"fails_after": fails_after, "how": "end"}
-    lead, _ = hosted("lead", script=pieces(text), **broken)
-    members = [lead, ScriptedMember(CALL, name="spare")]
-    llm = SpecFuseChatModel(members=members, segment_tokens=length)
-    found = llm.with_structured_output(Booking, include_raw=True).invoke("Book.")
-    assert found["parsing_error"] is None and found["parsed"].model_dump() == CALL
+    """Its model has never given a reason for an end, but an object cannot end there."""
+    lead, _ = hosted("lead", script=pieces(BOOKED), fails_after=fails_after, how="end")
+    spare = ScriptedMember(CALL, name="spare")
+    if by == "provider":
+        spare, server = hosted("spare", script=pieces(BOOKED))
+    llm = SpecFuseChatModel(members=[lead, spare], segment_tokens=length)
+    found = llm.with_structured_output(schema, include_raw=True).invoke("Book.")
+    assert found["parsing_error"] is None and booking(found["parsed"]) == CALL
     raw = found["raw"].response_metadata
     assert raw["finish_reason"] == "stop"
     (left,) = raw["specfuse"]["exits"]
-    assert (left["member"], left["kind"]) == ("lead", "error") and "broke off" in left["reason"]
+    assert (left["member"], left["kind"]) == ("lead", "error")
+    assert BROKEN_OFF["class" if schema is Booking else "schema"] in left["reason"]
+    if by == "provider":
+        (body,) = server.asked
+        assert [message["role"] for message in body["messages"]] == ["user"]
+        assert body["response_format"]["type"] == "json_schema"
 
-    call = ScriptedMember.call("book", **CALL)
-    caller, _ = hosted("caller", script=pieces(call), fails_after=fails_after + 7, how="end")
-    members = [caller, ScriptedMember(call, name="spare")]
-    llm = SpecFuseChatModel(members=members, segment_tokens=length)
-    message = llm.bind_tools([book]).invoke("Book.")
-    (made,) = message.tool_calls
-    assert made["args"] == CALL and exits(message) == ["caller"]
+
+@pytest.mark.parametrize("fails_after", [1, 4, 9, 14])
+def test_an_object_that_broke_off_and_was_shown_is_completed(hosted, fails_after):
+    lead, _ = hosted("lead", script=pieces(BOOKED), fails_after=fails_after, how="end")
+    llm = SpecFuseChatModel(members=[lead, ScriptedMember(CALL, name="spare")], segment_tokens=2)
+    found = streamed_object(llm.with_structured_output(SCHEMAS[1], include_raw=True))
+    assert found["parsing_error"] is None and found["parsed"] == CALL
+    assert exits(found["raw"]) == ["lead"]
+
+
+@pytest.mark.parametrize("fails_after", [0, 1, 4, 9, 14])
+@pytest.mark.parametrize("by", ["provider", "member"])
+@pytest.mark.parametrize("way", ["invoke", "stream"])
+def test_a_call_that_broke_off_is_begun_anew(hosted, fails_after, by, way):
+    lead, _ = hosted(
+        "lead", script=pieces(BOOKED), calls="book", fails_after=fails_after, how="end"
+    )
+    spare = ScriptedMember(ScriptedMember.call("book", **CALL), name="spare")
+    if by == "provider":
+        spare, server = hosted("spare", script=pieces(BOOKED), calls="book")
+    llm = SpecFuseChatModel(members=[lead, spare]).bind_tools([book])
+    message = llm.invoke("Book.") if way == "invoke" else joined(list(llm.stream("Book.")))
+    (call,) = message.tool_calls
+    assert (call["name"], call["args"]) == ("book", CALL) and message.invalid_tool_calls == []
+    assert exits(message) == ["lead"] and message.text == ""
+    if by == "provider":
+        assert call["id"] == "call_1"
+        (body,) = server.asked
+        assert [message["role"] for message in body["messages"]] == ["user"]
 
 
 def test_an_object_that_is_complete_needs_no_reason(hosted):
-    script = [*pieces(json.dumps(CALL, ensure_ascii=False)), " "]
-    lead, _ = hosted("lead", script=script, fails_after=len(script) - 1, how="end")
+    script = [*pieces(BOOKED), " "]
+    for number, schema in enumerate(SCHEMAS):
+        lead, _ = hosted(f"lead{number}", script=script, fails_after=len(script) - 1, how="end")
+        llm = SpecFuseChatModel(members=[lead, ScriptedMember(CALL, name="spare")])
+        found = llm.with_structured_output(schema, include_raw=True).invoke("Book.")
+        assert booking(found["parsed"]) == CALL and exits(found["raw"]) == []
+
+
+def test_an_object_that_its_model_ends_in_the_middle_is_asked_for_once_more(hosted):
+    """``invoke`` has shown nothing. Then the reserve writes it."""
+    lead, server = hosted("lead", script=pieces(BOOKED)[:9])
     llm = SpecFuseChatModel(members=[lead, ScriptedMember(CALL, name="spare")])
-    found = llm.with_structured_output(Booking, include_raw=True).invoke("Book.")
-    assert found["parsed"].model_dump() == CALL and exits(found["raw"]) == []
+    booker = llm.with_structured_output(SCHEMAS[1], include_raw=True)
+    found = booker.invoke("Book.")
+    assert found["parsed"] == CALL and exits(found["raw"]) == ["lead"]
+    first, again = (body["messages"] for body in server.asked)
+    assert again[: len(first)] == first
+    assert again[-2]["content"] == "".join(pieces(BOOKED)[:9])
+    assert "it is not JSON" in again[-1]["content"]
 
 
-def test_an_object_that_its_model_ends_in_the_middle_with_a_reason_has_not_broken_off(hosted):
-    lead, _ = hosted("lead", script=pieces(json.dumps(CALL, ensure_ascii=False))[:9])
+def test_an_object_that_was_asked_for_twice_is_that_of_the_second_reply():
+    model = CallingModel(replies=[BOOKED[:20], BOOKED], asked=[])
+    llm = SpecFuseChatModel(members=[model, ScriptedMember("{}", name="spare")])
+    found = llm.with_structured_output(SCHEMAS[1], include_raw=True).invoke("Book.")
+    assert found["parsed"] == CALL and exits(found["raw"]) == []
+    used = found["raw"].response_metadata["specfuse"]["usage"]
+    assert used["CallingModel"]["requests"] == 2
+
+
+def test_a_streamed_object_that_its_model_ends_in_the_middle_has_not_broken_off(hosted):
+    """It was shown as it came, so that it cannot be asked for again."""
+    lead, server = hosted("lead", script=pieces(BOOKED)[:9])
     llm = SpecFuseChatModel(members=[lead, ScriptedMember(CALL, name="spare")])
-    found = llm.with_structured_output(Booking, include_raw=True).invoke("Book.")
-    assert found["parsed"] is None and exits(found["raw"]) == []
+    message = joined(list(llm.stream("Book.", response_format=SCHEMAS[1])))
+    assert message.text == "".join(pieces(BOOKED)[:9]) and exits(message) == []
+    assert len(server.asked) == 1
 
 
-def test_an_object_that_breaks_off_without_a_reserve_is_an_error_that_says_so(hosted):
-    text = json.dumps(CALL, ensure_ascii=False)
-    lead, _ = hosted("lead", script=pieces(text), fails_after=9, how="end")
-    booker = SpecFuseChatModel(members=[lead]).with_structured_output(Booking)
-    with pytest.raises(EnsembleError, match="broke off"):
+@pytest.mark.parametrize("schema", SCHEMAS, ids=BROKEN_OFF)
+def test_an_object_that_breaks_off_without_a_reserve_is_an_error_that_says_so(hosted, schema):
+    lead, _ = hosted("lead", script=pieces(BOOKED), fails_after=9, how="end")
+    booker = SpecFuseChatModel(members=[lead]).with_structured_output(schema)
+    with pytest.raises(EnsembleError, match=BROKEN_OFF["class" if schema is Booking else "schema"]):
         booker.invoke("Book.")
-
-
-class Writer(FailingModel):
-    """Writes a script in pieces of up to four characters, and fails after some of them."""
-
-    script: str = ""
-
-    def _stream(
-        self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **options: Any
-    ) -> Iterator[ChatGenerationChunk]:
-        if any(message.text.startswith("Count the numbers") for message in messages):
-            yield self._chunk("six, five")
-            yield self._end()
-            return
-        begun = messages[-1].text if isinstance(messages[-1], AIMessage) else ""
-        rest = self.script.removeprefix(begun)
-        for at, piece in enumerate(pieces(rest)):
-            if at == self.fails_after:
-                raise ConnectionError("cut")
-            yield self._chunk(piece)
-        yield self._end()
-
-    def _end(self) -> ChatGenerationChunk:
-        end = AIMessageChunk("", response_metadata={"finish_reason": "stop"})
-        return ChatGenerationChunk(message=end)
-
-
-def written(script: str, fails_after: int, length: int) -> SpecFuseChatModel:
-    """Two chat models with the same script, the first of which fails."""
-    models = [Writer(script=script, fails_after=fails_after), Writer(script=script)]
-    members = [ChatModelMember(model, name=name) for model, name in zip(models, "ab", strict=True)]
-    return SpecFuseChatModel(members=members, segment_tokens=length)
 
 
 @pytest.mark.parametrize("length", [1, 4, 64])
 @pytest.mark.parametrize("fails_after", range(0, 25, 2))
-def test_a_chat_model_completes_what_another_one_wrote_of_an_object_or_a_call(fails_after, length):
-    text = json.dumps(CALL, ensure_ascii=False)
-    booker = written(text, fails_after, length).with_structured_output(Booking)
-    assert booker.invoke("Book.").model_dump() == CALL
-    llm = written(ScriptedMember.call("book", **CALL), fails_after, length)
-    (call,) = llm.bind_tools([book]).invoke("Book.").tool_calls
-    assert call["args"] == CALL
+def test_a_chat_model_writes_the_object_or_the_call_that_another_one_began(fails_after, length):
+    def members(reply: Any) -> list[ChatModelMember]:
+        models = [
+            CallingModel(replies=[reply], fails_after=fails_after, asked=[]),
+            CallingModel(replies=[reply], asked=[]),
+        ]
+        return [ChatModelMember(model, name=name) for model, name in zip(models, "ab", strict=True)]
+
+    llm = SpecFuseChatModel(members=members(BOOKED), segment_tokens=length)
+    assert llm.with_structured_output(Booking).invoke("Book.").model_dump() == CALL
+    llm = SpecFuseChatModel(members=members(BOOKED), segment_tokens=length)
+    streamed = streamed_object(llm.with_structured_output(Booking, include_raw=True))
+    assert streamed["parsed"].model_dump() == CALL and streamed["raw"].text == BOOKED
+
+    pair = members(call_of("book", "I book it.", **CALL))
+    llm = SpecFuseChatModel(members=pair, segment_tokens=length)
+    message = joined(list(llm.bind_tools([book]).stream("Book.")))
+    (call,) = message.tool_calls
+    assert call["args"] == CALL and message.invalid_tool_calls == []
+    assert message.text == "I book it."
+    for member in pair:
+        for _, options in requests(member):
+            assert [tool["function"]["name"] for tool in options["tools"]] == ["book"]
 
 
 class Choice(BaseModel):

@@ -31,17 +31,20 @@ class FailingServer:
         word_s: float = 0.0,
         script: Sequence[str] = (),
         bytes_sent: int | None = None,
+        calls: str = "",
     ) -> None:
         """``fails_after``: words after which a reply breaks off; None: never. ``how``: ``cut`` in
         the middle of a character, ``end`` (the reply ends without a reason), ``hang``, or the
         status of an error instead of a reply. The first ``spared`` replies are whole. A
         reply begins after ``first_s``, and each word takes ``word_s``. ``script``: the pieces of
         its replies, in place of words. ``bytes_sent``: the connection is closed after this many
-        bytes of a reply's body."""
+        bytes of a reply's body. ``calls``: a reply to a request with tools is a call of this tool;
+        the script has its arguments."""
         self.name, self.fails_after, self.how, self.words = name, fails_after, how, words
         self.spared, self.first_s, self.word_s = spared, first_s, word_s
         self.script = list(script)
         self.bytes_sent = bytes_sent
+        self.calls = calls
         self.failed_at = 0.0
         """When a reply broke off, in seconds of ``time.perf_counter()``."""
         self.asked: list[Any] = []
@@ -70,6 +73,21 @@ class FailingServer:
             f"{' ' if number else ''}{self.name}ö{number}" for number in range(first, self.words)
         ]
 
+    def deltas(self, body: dict[str, Any]) -> list[dict[str, Any]]:
+        """What one reply adds, part by part. The first part names the role, as OpenAI's does."""
+        texts = self.texts(body["messages"])
+        parts: list[dict[str, Any]] = [{"content": text} for text in texts]
+        if self.calls and "tools" in body:
+            parts = [{"tool_calls": [_piece(text)]} for text in texts]
+            parts[0] = {"tool_calls": [_piece(texts[0], id="call_1", name=self.calls)]}
+        return [{"role": "assistant", **parts[0]}, *parts[1:]]
+
+
+def _piece(arguments: str, id: str | None = None, **function: str) -> dict[str, Any]:
+    """A piece of a tool call."""
+    head = {"id": id, "type": "function"} if id else {}
+    return {"index": 0, **head, "function": {**function, "arguments": arguments}}
+
 
 class _Server(ThreadingHTTPServer):
     def handle_error(self, *_: Any) -> None:
@@ -95,22 +113,22 @@ def _answering(server: FailingServer) -> type[BaseHTTPRequestHandler]:
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
             try:
-                self._stream(server.texts(body["messages"]), fails_after)
+                self._stream(server.deltas(body), fails_after)
             except OSError:  # the client has hung up
                 server.hung_up.append(time.monotonic())
                 self.close_connection = True
             return None
 
-        def _stream(self, words: list[str], fails_after: int | None) -> None:
+        def _stream(self, deltas: list[dict[str, Any]], fails_after: int | None) -> None:
             time.sleep(server.first_s)
             if server.bytes_sent is not None:
-                self._send_part(words, server.bytes_sent)
+                self._send_part(deltas, server.bytes_sent)
                 return
-            for at, word in enumerate(words):
+            for at, delta in enumerate(deltas):
                 time.sleep(server.word_s)
                 if at == fails_after:
                     server.failed_at = time.perf_counter()
-                event = self._event({"content": word}, None)
+                event = self._event(delta, None)
                 if at == fails_after and server.how == "cut":
                     self._send(event[: event.index("ö".encode()) + 1])
                     self.wfile.flush()
@@ -123,20 +141,20 @@ def _answering(server: FailingServer) -> type[BaseHTTPRequestHandler]:
                 if at == fails_after:
                     server.released.wait(30)
                 self._send(event)
-            self._send(self._event({}, "stop"))
+            self._send(self._event({}, "tool_calls" if "tool_calls" in deltas[0] else "stop"))
             self._send(b"data: [DONE]\n\n")
             self._send(b"")
 
-        def _send_part(self, words: list[str], count: int) -> None:
+        def _send_part(self, deltas: list[dict[str, Any]], count: int) -> None:
             """Send the first bytes of the reply, and close the connection."""
-            events = [self._event({"content": word}, None) for word in words]
+            events = [self._event(delta, None) for delta in deltas]
             body = b"".join([*events, self._event({}, "stop"), b"data: [DONE]\n\n"])
             if count:
                 self._send(body[:count])
             self.connection.shutdown(socket.SHUT_RDWR)
             self.close_connection = True
 
-        def _event(self, delta: dict[str, str], finish: str | None) -> bytes:
+        def _event(self, delta: dict[str, Any], finish: str | None) -> bytes:
             choice = {"index": 0, "delta": delta, "finish_reason": finish}
             head = {"id": "x", "object": "chat.completion.chunk", "created": 1, "model": "m"}
             data = json.dumps({**head, "choices": [choice]}, ensure_ascii=False)
