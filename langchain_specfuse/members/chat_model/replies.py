@@ -29,6 +29,8 @@ _GIVE_REASONS: set[str] = set()
 """Digests of the settings of chat models that have given a reason for the end of a reply. If a
 later reply has none, it has broken off: a broken connection may look like the end of a reply. A
 program may create the same chat model again for each question."""
+_OTHER_NAMES = {"max_tokens": "num_predict", "repetition_penalty": "repeat_penalty"}
+"""Options -> the fields of ChatOllama, whose client refuses an argument that it does not know."""
 _UNREACHED = {"ConnectError", "ConnectionError", "ModelConnectionError", "APIConnectionError"}
 """Classes of the errors of httpx, Python, langchain-core and the providers' clients."""
 _KINDS = {
@@ -93,6 +95,7 @@ class Reply:
         """Send the request and read the stream. The last part says how the reply ended."""
         # Some chat models, such as ChatOllama, know a setting only as their own field.
         fields = type(self._model).model_fields
+        options = {_name_in(fields, name): value for name, value in options.items()}
         own = {name: value for name, value in options.items() if name in fields}
         rest = {name: value for name, value in options.items() if name not in fields}
         model = self._model.model_copy(update=own) if own else self._model
@@ -227,6 +230,12 @@ class Reply:
         variables = " or ".join(dict.fromkeys(self._model.lc_secrets.values()))
         where = f"the environment variable {variables}" if variables else "the key"
         return advised(failure, f"check {where}, or the key that the chat model was given")
+
+
+def _name_in(fields: Mapping[str, Any], name: str) -> str:
+    """The name of this option among a chat model's fields."""
+    other = _OTHER_NAMES.get(name, "")
+    return other if other in fields and name not in fields else name
 
 
 def member_error(error: Exception, member: str, secret: str = "") -> MemberError:
