@@ -381,6 +381,8 @@ class ChatModelMember:
     ) -> OpenStream:
         """A stream of what the model writes next. ``others`` as for :meth:`_stream_for`."""
         self._refuse_if_spent(job)
+        if answer and request.is_json:
+            request = request.without_format()
         messages = request.messages_for(self.model, self.system_prompt)
         arguments = self._arguments(job, request)
         if not answer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from langchain_core.language_models import BaseChatModel
@@ -78,6 +78,12 @@ class Request:
         except (ValueError, RecursionError):
             return True
         return False
+
+    def without_format(self) -> Request:
+        """The request for the rest of an object. With the provider's own format, the reply would be
+        a whole new object."""
+        options = {name: value for name, value in self.options.items() if name != "response_format"}
+        return replace(self, structured=None, options=options)
 
     def messages_for(self, model: BaseChatModel, system: str | None) -> list[BaseMessage]:
         """The messages, with ``system`` as the only system message, if it is given. If the provider
