@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from langchain_core.exceptions import OutputParserException
 from langchain_ollama import ChatOllama
 
-from langchain_specfuse import ScriptedMember, SpecFuseChatModel
+from langchain_specfuse import EnsembleError, ScriptedMember, SpecFuseChatModel
 
 from .fake_chat_server import FakeChatServer
 from .test_chat_model import STORY, talker
@@ -98,46 +97,42 @@ def test_any_object_is_asked_for_as_json(server: FakeChatServer) -> None:
 
 
 def test_an_object_in_a_format_is_still_checked(server: FakeChatServer) -> None:
-    """A server that ignores the format writes prose; it fails as without the format."""
+    """A server that ignores the format writes prose, and is asked once more."""
     llm = SpecFuseChatModel(members=[llama(server)], max_tokens=20)
-    with pytest.raises(OutputParserException):
+    with pytest.raises(EnsembleError, match="is not what was asked for: it is not JSON"):
         llm.with_structured_output(PERSON).invoke("Who?")
+    assert [body["format"] for body in server.asked] == [PERSON, PERSON]
+    assert "it is not JSON" in server.asked[1]["messages"][-1]["content"]
+    assert [body["options"]["num_predict"] for body in server.asked] == [20, 20]
 
 
-def test_a_text_of_others_is_continued_without_a_format(server: FakeChatServer) -> None:
+def failing_with(server: FakeChatServer) -> SpecFuseChatModel:
+    """A member that fails after a few words of an object, with an Ollama model in reserve."""
+    failing = ScriptedMember(json.dumps(ANN), name="lead", fails_in=2)
+    return SpecFuseChatModel(members=[failing, llama(server)], lead="lead", segment_tokens=2)
+
+
+def test_an_object_that_was_not_shown_is_begun_anew_in_its_format(server: FakeChatServer) -> None:
+    server.formatted = json.dumps(ANN)
+    assert failing_with(server).with_structured_output(PERSON).invoke("Who?") == ANN
+    (body,) = server.asked
+    assert body["format"] == PERSON and len(body["messages"]) == 1
+
+
+def test_an_object_that_was_shown_is_continued_without_a_format(server: FakeChatServer) -> None:
     """With a format, the reply would be a whole new object."""
     server.formatted = json.dumps(ANN)
-    failing = ScriptedMember(json.dumps(ANN), name="lead", fails_in=2)
-    llm = SpecFuseChatModel(
-        members=[failing, llama(server)], lead="lead", segment_tokens=2, max_tokens=12
-    )
-    answer = llm.invoke("Who?", response_format=PERSON)
-    assert answer.text.startswith('{"name": "Ann"')
+    server.talker.script = json.dumps(ANN)
+    booker = failing_with(server).with_structured_output(PERSON)
+    assert list(booker.stream("Who?"))[-1] == ANN
     last = server.asked[-1]
-    assert last["messages"][-1]["content"].startswith('{"name"')
-    assert not last.get("format")
+    assert last["messages"][-1] == {"role": "assistant", "content": '{"name": "Ann", "age":'}
+    assert not last.get("format") and '"age"' in last["messages"][0]["content"]
 
 
-def test_a_format_in_another_order_than_the_answers_is_not_sent(server: FakeChatServer) -> None:
-    """Ollama would write the required age first; the answer needs the name first."""
-    server.talker.script = json.dumps(ANN)
-    llm = SpecFuseChatModel(members=[llama(server)])
-    schema = PERSON | {"required": ["age"]}
-    assert llm.with_structured_output(schema).invoke("Who?") == ANN
-    assert not server.asked[0].get("format")
-
-
-def test_a_schema_that_the_server_refuses_is_only_in_the_prompt(server: FakeChatServer) -> None:
-    server.talker.script = json.dumps(ANN)
-    server.format_error = "invalid JSON schema in format"
-    llm = SpecFuseChatModel(members=[llama(server)])
-    assert llm.with_structured_output(PERSON).invoke("Who?") == ANN
-    assert ["format" in body for body in server.asked] == [True, False]
-
-
-def test_another_error_is_not_blamed_on_the_format(server: FakeChatServer) -> None:
+def test_an_error_of_the_server_is_not_asked_for_again(server: FakeChatServer) -> None:
     server.format_error = "model requires more system memory (9 GiB) than is available"
     llm = SpecFuseChatModel(members=[llama(server)])
-    with pytest.raises(Exception, match="more system memory"):
-        llm.invoke("Who?", response_format=PERSON)
+    with pytest.raises(EnsembleError, match="more system memory"):
+        llm.with_structured_output(PERSON).invoke("Who?")
     assert len(server.asked) == 1
