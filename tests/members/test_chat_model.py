@@ -326,9 +326,10 @@ def test_max_tokens_bounds_text_without_spaces(kind: str, segment: str) -> None:
     answer = SpecFuseChatModel(members=[model], max_tokens=20, **how).invoke("Why?")
     assert answer.response_metadata["finish_reason"] == "length"
     assert LONG[kind].startswith(answer.text) and 10 <= len(answer.text) <= 20 * 16
-    assert answer.usage_metadata is not None and answer.usage_metadata["output_tokens"] >= 20
-    details: Any = answer.usage_metadata["output_token_details"]
-    assert details["drafted"] - details["discarded"] == 20
+    assert answer.usage_metadata is None, "its provider reports none"
+    used = answer.response_metadata["specfuse"]["usage"]["Verbatim"]
+    assert used["output_tokens"] >= 20 and used["estimated"]
+    assert [options["max_tokens"] for _, options in model.asked] == [20]
     assert len("".join(model.said)) < 3 * len(answer.text) + 200, "no more is read than is needed"
 
 
@@ -498,29 +499,39 @@ def test_a_trial_is_charged_to_the_draft_that_needs_it_and_to_no_other() -> None
         assert (later.result().effort.requests, other.effort.requests) == (2, 1)
 
 
-WRITTEN = ['{"ok": true}', '{\n "ok":true}', '```json\n{"ok": true}\n```']
+SAID = {
+    "title": "Said",
+    "type": "object",
+    "properties": {"ok": {"type": "boolean"}},
+    "required": ["ok"],
+}
 
 
 @pytest.mark.parametrize("segment", ["draft", "answer"])
-@pytest.mark.parametrize("written", WRITTEN, ids=["plain", "spaced", "fenced"])
-def test_a_model_that_cannot_continue_writes_a_requested_object(written: str, segment: str) -> None:
-    model = talker(way="no", script=written)
+@pytest.mark.parametrize("written", ['{"ok": true}', '{\n "ok":true}'], ids=["plain", "spaced"])
+def test_a_model_without_a_format_is_asked_for_an_object_in_a_sentence(
+    written: str, segment: str
+) -> None:
+    model = verbatim(script=written)
     llm = SpecFuseChatModel(members=[model], segment=segment)
-    schema = {
-        "title": "Said",
-        "type": "object",
-        "properties": {"ok": {"type": "boolean"}},
-        "required": ["ok"],
-    }
-    assert (
-        llm.with_structured_output(schema).invoke("Is it?") == {"ok": True}
-        and len(model.asked) == 1
-    )
-    with pytest.raises(EnsembleError, match=r"did not begin with '{\"ok\":'") as raised:
-        SpecFuseChatModel(members=[talker(way="no")]).with_structured_output(schema).invoke(
-            "Is it?"
-        )
-    assert "can continue a text" in raised.value.notes[0]
+    found = llm.with_structured_output(SAID, include_raw=True).invoke("Is it?")
+    assert found["parsed"] == {"ok": True} and found["raw"].text == written
+    ((messages, _),) = model.asked
+    assert [message.type for message in messages] == ["system", "human"]
+    assert '"boolean"' in messages[0].text and messages[1].text == "Is it?"
+
+
+@pytest.mark.parametrize("segment", ["draft", "answer"])
+def test_a_model_that_writes_prose_in_place_of_an_object_is_asked_once_more(segment: str) -> None:
+    model = talker(way="no")
+    llm = SpecFuseChatModel(members=[model], segment=segment).with_structured_output(SAID)
+    with pytest.raises(EnsembleError, match="is not what was asked for: it is not JSON"):
+        llm.invoke("Is it?")
+    (first, _), (second, _) = model.asked
+    assert second[:2] == first and second[2].text == STORY
+    assert "it is not JSON" in second[3].text
+    model.script = '{"ok": true}'
+    assert llm.invoke("Is it?") == {"ok": True} and len(model.asked) == 3
 
 
 def test_it_writes_whole_answers() -> None:
@@ -574,9 +585,17 @@ def thinker(**options: Any) -> Thinker:
 
 @pytest.mark.parametrize("how", REASONED)
 def test_reasoning_is_not_part_of_the_answer(how: str) -> None:
+    """A vote separates reasoning in tags too, since the members score the text after it. The text
+    of a lead is its provider's own."""
+    tags = REASONED[how].get("thought", "")
     answered = rounds([ChatModelMember(thinker(**REASONED[how]), name="a")])
-    assert "".join(round.text for round in answered) == STORY
-    assert [round.thoughts for round in answered if round.thoughts] == [{"a": "Well, blue?"}]
+    assert "".join(round.text for round in answered) == str(tags) + STORY
+    thoughts = [thought for round in answered for thought in round.thoughts.values()]
+    assert "".join(thoughts) == ("" if tags else "Well, blue?")
+    draft = drafted(
+        ChatModelMember(thinker(**REASONED[how]), name="a"), draft_job(segment_tokens=3)
+    )
+    assert (draft.text, draft.thought) == ("The sky is", "Well, blue?")
     # it reasons again in the trial, and before it continues another member's text
     for way in ("continue", "instruct"):
         member = ChatModelMember(thinker(way=way, **REASONED[how]), name="a")
@@ -603,6 +622,8 @@ def test_endless_reasoning_is_cancelled_and_the_others_finish(thought: Any) -> N
         "a",
         "error",
     ) and "reasoned up to thinking_tokens=40" in left.reason
+    if isinstance(thought, str):
+        return  # without a vote, tags are text
     with pytest.raises(EnsembleError, match="no member is left") as raised:
         SpecFuseChatModel(members=[member]).invoke("Why?")
     assert "reasoning effort" in raised.value.notes[0]
@@ -649,9 +670,10 @@ def test_images_go_to_all_that_write_and_vote() -> None:
     message = llm.invoke([HumanMessage("Look."), QUESTION])
     assert message.text == "It is red in the picture." and blind.score_calls == 0
     for model in models:
-        asked = [messages[-1].content for messages, _ in model.asked]
-        assert len(asked) == 3 and all(content[0] == PIXEL for content in asked)
-        assert asked[0][1:] == [{"type": "text", "text": "Look.\n\nWhat colour is it?"}]
+        (request, _), *ballots = model.asked
+        assert [message.content for message in request] == ["Look.", QUESTION.content]
+        assert len(ballots) == 2
+        assert all(messages[-1].content[0] == PIXEL for messages, _ in ballots)
     assert llm.invoke([QUESTION]).text == message.text
 
 
@@ -709,8 +731,8 @@ def test_an_image_reaches_the_provider_in_its_own_form(
     )
     assert SpecFuseChatModel(members=[model]).invoke([QUESTION]).text == "It is red."
     content = server.asked[-1][1]["messages"][-1]["content"]
-    assert [part["type"] for part in content] == ["image_url", "text"]
-    assert content[0]["image_url"]["url"] == "data:image/png;base64,AAAA"
+    assert [part["type"] for part in content] == ["text", "image_url"], "as the caller wrote it"
+    assert content[1]["image_url"]["url"] == "data:image/png;base64,AAAA"
 
 
 def test_reasoning_that_the_chat_model_leaves_out_is_bounded(
@@ -728,30 +750,33 @@ def test_reasoning_that_the_chat_model_leaves_out_is_bounded(
     assert isinstance(reply, Failure) and "up to thinking_tokens=40" in reply.message
 
 
-def test_an_answer_that_the_provider_cut_is_continued() -> None:
-    class Cut(Talker):
-        def _reply(self, messages: list[BaseMessage]) -> str:
-            words = super()._reply(messages).split()
-            self.finish = "length" if len(words) > 6 else "stop"
-            return (" " if len(words) < len(STORY.split()) else "") + " ".join(words[:6])
+class Cut(Talker):
+    """Its provider ends each of its replies after six words."""
 
-    answered = rounds([ChatModelMember(Cut(asked=[], said=[], closed=[]), name="a")])
-    assert "".join(round.text for round in answered) == STORY
+    def _reply(self, messages: list[BaseMessage]) -> str:
+        words = super()._reply(messages).split()
+        self.finish = "length" if len(words) > 6 else "stop"
+        return (" " if len(words) < len(STORY.split()) else "") + " ".join(words[:6])
 
 
-def test_a_lead_whose_reply_was_cut_and_that_cannot_continue_leaves_for_that_reason() -> None:
-    """The text is its own: no other member has written."""
-    script = " ".join(STORY.split()[:6])
-    lead = ChatModelMember(talker(way="restart", script=script, finish="length"), name="a")
-    llm = SpecFuseChatModel(members=[lead, ScriptedMember(STORY, name="b")], lead="a")
-    message = llm.invoke("Why?")
-    assert message.text == STORY
-    (left,) = message.response_metadata["specfuse"]["exits"]
-    assert (left["member"], left["reason"]) == ("a", "it cannot continue a given text")
-    with pytest.raises(EnsembleError, match="cannot continue a given text") as raised:
-        SpecFuseChatModel(members=[lead]).invoke("Why?")
-    assert raised.value.text == script
-    assert any("add a member that can, such as a .gguf file" in n for n in raised.value.notes)
+def test_a_lead_that_reaches_its_own_limit_ends_the_answer() -> None:
+    model, spare = Cut(asked=[], said=[], closed=[]), ScriptedMember(STORY, name="b")
+    message = SpecFuseChatModel(members=[model, spare]).invoke("Why?")
+    assert message.text == " ".join(STORY.split()[:6])
+    assert message.response_metadata["finish_reason"] == "length"
+    about = message.response_metadata["specfuse"]
+    assert about["finish"] == "length" and about["exits"] == [] and not about["stalled"]
+    assert len(model.asked) == 1 and spare.draft_calls == 0
+
+
+def test_in_a_vote_an_answer_that_the_provider_cut_is_continued() -> None:
+    """Without its last word, which may be incomplete."""
+    models = [Cut(asked=[], said=[], closed=[]) for _ in range(2)]
+    members = [ChatModelMember(model, name=name) for model, name in zip(models, "ab", strict=True)]
+    answered = rounds(members, lead=None)
+    assert "".join(round.text for round in answered) == STORY and answered[-1].finish == "stop"
+    begun = [messages[-1].text for messages, _ in models[0].asked if len(messages) > 1]
+    assert " ".join(STORY.split()[:5]) in begun
 
 
 # --- how a reply ends -----------------------------------------------------------------------------
@@ -776,11 +801,11 @@ def test_a_reply_whose_finish_reason_is_a_failure_has_broken_off(reason: str) ->
 
 
 def test_a_full_context_window_ends_a_reply_as_its_limit_does() -> None:
-    member = ChatModelMember(
-        refuser(AIMessageChunk("The sky is"), ends_with("model_context_window_exceeded")), name="a"
-    )
-    (reply,) = member.draft([draft_job()])
-    assert (reply.text, reply.ended) == ("The sky is", False)
+    """In a vote, its last word may be incomplete, and is left to the next request."""
+    for name in ("model_context_window_exceeded", "length"):
+        member = ChatModelMember(refuser(AIMessageChunk("The sky is"), ends_with(name)), name="a")
+        (reply,) = member.draft([draft_job()])
+        assert (reply.text, reply.ended) == ("The sky", False)
 
 
 def test_a_connection_that_breaks_after_the_finish_reason_loses_nothing() -> None:
@@ -792,10 +817,12 @@ def test_a_connection_that_breaks_after_the_finish_reason_loses_nothing() -> Non
 THE_SKY = AIMessageChunk("The sky.")
 
 
-@pytest.mark.parametrize("text", ["", "<think>So"])
-def test_a_first_reply_without_text_and_without_a_finish_reason_has_broken_off(text: str) -> None:
+@pytest.mark.parametrize(("text", "lead"), [("", "auto"), ("", None), ("<think>So", None)])
+def test_a_first_reply_without_text_and_without_a_finish_reason_has_broken_off(
+    text: str, lead: str | None
+) -> None:
     model = refuser(AIMessageChunk(text))
-    llm = SpecFuseChatModel(members=[model, ScriptedMember(STORY, name="b")])
+    llm = SpecFuseChatModel(members=[model, ScriptedMember(STORY, name="b")], lead=lead)
     message = llm.invoke("Why?")
     assert message.text == STORY
     (left,) = message.response_metadata["specfuse"]["exits"]
@@ -1044,8 +1071,16 @@ def test_chat_openai_refuses(how: str) -> None:
         assert message.text == STORY and message.response_metadata["specfuse"]["exits"] == []
         assert NO in refusal or (how == "by the filter" and "filter" in refusal)
         alone = SpecFuseChatModel(members=[model]).invoke("Why?")
-        assert alone.response_metadata["finish_reason"] == "refusal" and not alone.text
-        assert alone.additional_kwargs["refusal"] == refusal
+        assert alone.response_metadata["specfuse"]["finish"] == "refusal" and not alone.text
+        if isinstance(reply, bytes):
+            own = reduce(add, model.stream("Why?"))
+            assert alone.content == own.content
+            assert alone.additional_kwargs == own.additional_kwargs
+            for name in ("finish_reason", "status"):
+                assert alone.response_metadata.get(name) == own.response_metadata.get(name)
+        else:
+            assert alone.response_metadata["finish_reason"] == "refusal"
+            assert alone.additional_kwargs["refusal"] == refusal
     finally:
         server.stop()
 
@@ -1073,10 +1108,11 @@ def test_an_error_event_as_the_first_reply_is_a_failure(
 
 
 @pytest.mark.parametrize(
-    ("status", "ended"), [("completed", True), ("incomplete", False), ("", True)]
+    ("status", "text", "ended"),
+    [("completed", "The sky.", True), ("incomplete", "The", False), ("", "The sky.", True)],
 )
 def test_the_responses_api_says_how_a_reply_ended(
-    status: str, ended: bool, openai: tuple[FakeServer, ChatOpenAI]
+    status: str, text: str, ended: bool, openai: tuple[FakeServer, ChatOpenAI]
 ) -> None:
     server, _ = openai
     said = {"type": "response.output_text.delta", "delta": "The sky.", "logprobs": [], **ITEM}
@@ -1092,7 +1128,7 @@ def test_the_responses_api_says_how_a_reply_ended(
         use_responses_api=True,
     )
     draft = drafted(ChatModelMember(model), draft_job())
-    assert (draft.text, draft.ended) == ("The sky.", ended)
+    assert (draft.text, draft.ended) == (text, ended)
 
 
 @pytest.mark.parametrize(

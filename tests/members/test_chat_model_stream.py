@@ -13,7 +13,6 @@ from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 
 from langchain_specfuse import ChatModelMember
-from langchain_specfuse.constraints import referee_for
 from langchain_specfuse.core.call import Call
 from langchain_specfuse.core.values import Constraint, Draft, DraftJob, Effort, Failure, Segment
 from langchain_specfuse.members.chat_model.words import words_of
@@ -131,59 +130,63 @@ def test_the_count_of_words_does_not_depend_on_the_parts(
         assert draft.ends is None or len(draft.ends) == len(draft.tokens)
 
 
-def test_a_reply_that_the_provider_cut_is_not_ended() -> None:
+def test_a_reply_that_the_provider_cut_ends_the_answer_of_a_lead() -> None:
     drafts = streamed(ChatModelMember(talker(finish="length"), name="a"), lead_job())
-    assert text_of(drafts) == STORY and not any(draft.ended for draft in drafts)
+    assert text_of(drafts) == STORY and drafts[-1].ended and drafts[-1].is_cut
+    assert not any(draft.ended or draft.is_cut for draft in drafts[:-1])
 
 
 @pytest.mark.parametrize("parts", [1, 3, 7])
-def test_an_object_is_spaced_as_the_grammar_demands(parts: int) -> None:
-    text = '```json\n{"a":1,\n "b: c" : [" , ","\\""]}'
-    model = writing(*(text[at : at + parts] for at in range(0, len(text), parts)))
+def test_an_object_comes_as_it_was_written(parts: int) -> None:
+    text = '{"a":1,\n "b: c" : [" , ","\\u00f6"]}\n'
+    pieces = [text[at : at + parts] for at in range(0, len(text), parts)]
     query = replace(tiny.query("Why?"), constraint=Constraint("json"))
-    drafts = streamed(ChatModelMember(model, name="a"), replace(lead_job(), query=query))
-    assert text_of(drafts) == '{"a": 1, "b: c": [" , ", "\\""]}' and drafts[-1].ended
+    member = ChatModelMember(writing(*pieces), name="a")
+    drafts = streamed(member, replace(lead_job(), query=query))
+    assert text_of(drafts) == text and drafts[-1].ended and len(drafts) >= len(pieces)
 
 
 @pytest.mark.parametrize(
     ("constraint", "parts"),
     [
-        (Constraint("json"), ['{"a": [{}', ', {"b": "}"}', "]}", "\n", "```"]),
+        (Constraint("json"), ['{"a": [{}', ', {"b": "}"}', "]}", "\n"]),
         (Constraint("choice", '["red", "redder", "blue"]'), ["bl", "ue"]),
     ],
 )
-@pytest.mark.parametrize("end", ["usage", "break", "more"])
-def test_the_usage_after_a_complete_text_is_read(
-    constraint: Constraint, parts: list[str], end: str
-) -> None:
+def test_the_usage_after_a_complete_text_is_read(constraint: Constraint, parts: list[str]) -> None:
     """OpenAI's stream_options send it in a last chunk, after the finish reason."""
 
     class Ending(Parts):
         def _stream(self, *args: Any, **options: Any) -> Iterator[ChatGenerationChunk]:
             yield from super()._stream(*args, **options)
-            if end == "usage":
-                usage: Any = {"input_tokens": 1000, "output_tokens": 50, "total_tokens": 1050}
-                yield ChatGenerationChunk(message=AIMessageChunk("", usage_metadata=usage))
+            usage: Any = {"input_tokens": 1000, "output_tokens": 50, "total_tokens": 1050}
+            yield ChatGenerationChunk(message=AIMessageChunk("", usage_metadata=usage))
 
-    more = ["no"] * 99 if end == "more" else []
-    model = Ending(parts=[*parts, *more], asked=[], said=[], closed=[], breaks=end == "break")
+    model = Ending(parts=parts, asked=[], said=[], closed=[])
     query = replace(tiny.query("Why?"), constraint=constraint)
-    known: list[Draft] = []
-    for draft in ChatModelMember(model, name="a").stream(replace(lead_job(), query=query)):
-        assert isinstance(draft, Draft)
-        known.append(draft)
-        if referee_for(constraint).must_end(text_of(known)):
-            break  # as the loop ends it
-    effort = effort_of(known)
-    if end == "usage":
-        assert (effort.input_tokens, effort.output_tokens) == (1000, 50) and not effort.estimated
-    else:
-        assert effort.estimated and len(model.said) <= len(parts) + 8
+    drafts = streamed(ChatModelMember(model, name="a"), replace(lead_job(), query=query))
+    effort = effort_of(drafts)
+    assert (effort.input_tokens, effort.output_tokens) == (1000, 50) and not effort.estimated
+    assert text_of(drafts) == "".join(parts)
+
+
+def test_a_choice_is_handed_on_when_it_is_complete() -> None:
+    query = replace(tiny.query("Which?"), constraint=Constraint("choice", '["red", "blue"]'))
+    job = replace(lead_job(), query=query)
+    (draft,) = streamed(ChatModelMember(writing("bl", "ue", "\n"), name="a"), job)
+    assert (draft.text, draft.ended) == ("blue", True)
+    model = writing("It is ", "blue")
+    (failure,) = ChatModelMember(model, name="a").stream(job)
+    assert isinstance(failure, Failure) and "is not what was asked for" in failure.message
+    assert len(model.asked) == 2 and failure.effort.requests == 2
 
 
 @pytest.mark.parametrize("how", REASONED)
 def test_reasoning_arrives_before_the_text(how: str) -> None:
     drafts = streamed(ChatModelMember(thinker(**REASONED[how]), name="a"), lead_job())
+    if tags := REASONED[how].get("thought"):
+        assert text_of(drafts) == f"{tags}{STORY}", "without a vote, tags are text"
+        return
     assert "".join(draft.thought for draft in drafts).strip() == "Well, blue?"
     assert drafts[0].thought and text_of(drafts) == STORY
 
@@ -224,9 +227,11 @@ def test_a_reply_that_is_cancelled_is_not_complete() -> None:
 def test_a_refusal_is_a_refusal_and_is_not_asked_for_again(how: str) -> None:
     model = refuser(*SAID_NO[how])
     member = ChatModelMember(model, name="a")
-    (reply,) = member.stream(lead_job())
+    *drafts, reply = member.stream(lead_job())
+    assert not any(draft.text or draft.ended for draft in drafts if isinstance(draft, Draft))
     assert isinstance(reply, Failure) and (reply.kind, reply.message) == ("refusal", NO)
-    assert (reply.effort.input_tokens, reply.effort.output_tokens) == (9, 7)
+    effort = sum((draft.effort for draft in drafts), reply.effort)
+    assert (effort.input_tokens, effort.output_tokens) == (9, 7)
     (again,) = member.stream(lead_job())
     assert again == reply and len(model.asked) == 1
 
@@ -290,7 +295,8 @@ def test_whatever_arrives_is_noted_and_a_closed_stream_ends() -> None:
 
     model = Calling(asked=[], said=[], closed=[])
     with call.in_this_thread():
-        (reply,) = ChatModelMember(model, name="a").stream(lead_job())
+        *drafts, reply = ChatModelMember(model, name="a").stream(lead_job())
+    assert not any(draft.text for draft in drafts if isinstance(draft, Draft))
     assert len(set(seen)) == 3 and seen == sorted(seen)
     assert isinstance(reply, Failure) and "given up" in reply.message
     assert model.said == ["The"] and model.closed, "no more is read"
