@@ -27,11 +27,12 @@ from langchain_specfuse import (
     SpecFuseChatModel,
     checks,
 )
+from tests.members.calling_model import CallingModel, call_of
 from tests.members.failing_server import FailingServer
 from tests.members.streaming import StreamingMember
 
 from .conftest import joined
-from .test_failover import CALL, Booking, FailingModel, Writer, book, numbers
+from .test_failover import CALL, Booking, FailingModel, book, numbers
 
 WORDS = 16
 MIXES, QUICK_MIXES = 500, 200
@@ -152,8 +153,9 @@ def test_no_mix_of_checks_and_deaths_loses_repeats_or_shows_a_refused_word(first
 # --- objects and calls ----------------------------------------------------------------------------
 
 
-def form_mix(seed: int, text: str) -> SpecFuseChatModel:
-    """One to three members that all write this text, and of which some fail."""
+def form_mix(seed: int, text: str, reply: Any) -> SpecFuseChatModel:
+    """One to three members that all write this text, and of which some fail. Chat models reply with
+    this text or message."""
     rng = random.Random(seed)
 
     def one(name: str) -> Any:
@@ -162,7 +164,8 @@ def form_mix(seed: int, text: str) -> SpecFuseChatModel:
         if kind == "scripted":
             return ScriptedMember(text, name=name, fails_in=None if after is None else 1 + after)
         if kind == "hosted":
-            return ChatModelMember(Writer(script=text, fails_after=after), name=name)
+            model = CallingModel(replies=[reply], fails_after=after, asked=[])
+            return ChatModelMember(model, name=name)
         return StreamingMember(text, name=name, seed=rng.randrange(99), breaks_after=after)
 
     names = "abc"[: rng.randint(1, 3)]
@@ -177,8 +180,9 @@ def test_no_mix_of_deaths_changes_an_object_or_a_call() -> None:
     text = json.dumps(CALL, ensure_ascii=False)
     complete = 0
     for seed in range(FORM_MIXES):
-        booker = form_mix(seed, text).with_structured_output(Booking)
-        caller = form_mix(seed, ScriptedMember.call("book", **CALL)).bind_tools([book])
+        booker = form_mix(seed, text, text).with_structured_output(Booking)
+        call = ScriptedMember.call("book", **CALL)
+        caller = form_mix(seed, call, call_of("book", **CALL)).bind_tools([book])
         with contextlib.suppress(EnsembleError):
             assert booker.invoke("Book.").model_dump() == CALL, seed
             complete += 1

@@ -15,7 +15,8 @@ from typing import Any
 from langchain_core.messages import message_chunk_to_message
 
 from langchain_specfuse import ChatModelMember, ScriptedMember, SpecFuseChatModel, checks
-from tests.chat.test_failover import Writer, failing_members
+from tests.chat.test_failover import failing_members
+from tests.members.calling_model import CallingModel, call_of
 
 from .record import described_error, without_empty
 from .scripted import BLUE, PERSON, QUESTION, WEATHER, WIDE, members
@@ -23,7 +24,6 @@ from .servers import WORK, served
 from .tiny_models import chat_model, member
 
 NAMES = {"name": "Köln", "born": 1867}
-CALL = ScriptedMember.call("get_weather", city="Köln am Rhein", days=2)
 
 
 def outcome(llm: Any, question: Any = QUESTION, usage: bool = True, **call: Any) -> dict[str, Any]:
@@ -115,12 +115,16 @@ def checked() -> dict[str, Any]:
 def forms() -> dict[str, Any]:
     """Objects and calls of a chat model, whole and broken off."""
 
-    def llm(script: str, fails_after: int | None) -> SpecFuseChatModel:
-        models = [Writer(script=script, fails_after=fails_after), Writer(script=script)]
+    def llm(reply: Any, fails_after: int | None) -> SpecFuseChatModel:
+        models = [
+            CallingModel(replies=[reply], fails_after=fails_after, asked=[]),
+            CallingModel(replies=[reply], asked=[]),
+        ]
         pair = [ChatModelMember(each, name=name) for each, name in zip(models, "ab", strict=True)]
         return SpecFuseChatModel(members=pair, segment_tokens=4, lead="a")
 
     text = json.dumps(NAMES, ensure_ascii=False)
+    call = call_of("get_weather", "Let me see.", city="Köln am Rhein", days=2)
     records: dict[str, Any] = {}
     for after in (None, 0, 5):
         told = "whole" if after is None else f"broken off after {after}"
@@ -128,8 +132,7 @@ def forms() -> dict[str, Any]:
         records[f"object {told}"] = outcome(
             llm(text, after).bind(response_format=PERSON), usage=usage
         )
-        caller = llm(f"Let me see. {CALL}", after).bind_tools([WEATHER])
-        records[f"call {told}"] = outcome(caller, usage=usage)
+        records[f"call {told}"] = outcome(llm(call, after).bind_tools([WEATHER]), usage=usage)
     return records
 
 
