@@ -15,6 +15,7 @@ import pytest
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.utils.function_calling import convert_to_openai_tool
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 from langchain_tests.unit_tests import ChatModelUnitTests
 
@@ -147,36 +148,67 @@ class TestScripted(Answers):
         super().test_agent_loop(model)
 
 
-class Instructed(BaseChatModel):
-    """A third-party chat model that knows tools and schemas only from its system text."""
+class Hosted(BaseChatModel):
+    """A third-party chat model that calls tools natively, and knows schemas only from its system
+    text."""
 
     @property
     def _llm_type(self) -> str:
-        return "instructed"
+        return "hosted"
 
-    def _generate(self, messages: list[BaseMessage], *_: Any, **__: Any) -> ChatResult:
+    def bind_tools(self, tools: Any, **options: Any) -> Any:
+        return self.bind(tools=[convert_to_openai_tool(tool) for tool in tools], **options)
+
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: Any = None,
+        run_manager: Any = None,
+        *,
+        model: str = "hosted",
+        tools: Any = (),
+        **_: Any,
+    ) -> ChatResult:
         system = "\n".join(message.text for message in messages if message.type == "system")
-        text = "Hello! I am a chat model that leads the members of this answer."
+        text, calls = "Hello! I am a chat model that leads the members of this answer.", []
         if match := re.search(r"fits this schema:\n(\{.*\})", system):
             text = json.dumps(smallest(json.loads(match[1])))
         elif "with a JSON object" in system:
             text = json.dumps({"setup": "x", "punchline": "x"})
-        elif (
-            match := re.search(r"- (\w+):? .*?Arguments: (\{.*\})", system)
-        ) and "in plain words" not in system:
-            text = ScriptedMember.call(match[1], **smallest(json.loads(match[2])))
-        return ChatResult(generations=[ChatGeneration(message=AIMessage(text))])
+        elif tools and messages[-1].type == "human":
+            function = tools[0]["function"]
+            arguments = smallest(function["parameters"])
+            text, calls = "", [{"name": function["name"], "args": arguments, "id": "call_1"}]
+        message = AIMessage(
+            text,
+            tool_calls=calls,
+            response_metadata={
+                "model_name": model,
+                "finish_reason": "tool_calls" if calls else "stop",
+            },
+            usage_metadata={"input_tokens": 9, "output_tokens": 9, "total_tokens": 18},
+        )
+        return ChatResult(generations=[ChatGeneration(message=message)])
 
 
 class TestChatModelLeads(TestScripted):
     """The lead is a LangChain chat model."""
 
     def ensemble(self) -> list[Any]:
-        return [Instructed(), super().ensemble()[1]]
+        return [Hosted(), super().ensemble()[1]]
 
     @property
     def chat_model_params(self) -> dict[str, Any]:
-        return {**super().chat_model_params, "lead": "Instructed"}
+        return {**super().chat_model_params, "lead": "Hosted"}
+
+    @property
+    def model_override_value(self) -> str:
+        """``model=`` is the lead's own argument."""
+        return "another-model"
+
+    @BOTH_VERSIONS
+    def test_agent_loop(self, model: BaseChatModel) -> None:
+        ChatModelIntegrationTests.test_agent_loop(self, model)
 
 
 FREE_CHOICE = (
