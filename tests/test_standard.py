@@ -109,7 +109,7 @@ def smallest(schema: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-class TestScripted(Answers):
+class Scripted(Answers):
     """Members that do not read the question."""
 
     def ensemble(self) -> list[Any]:
@@ -141,6 +141,10 @@ class TestScripted(Answers):
     )
     def test_unicode_tool_call_integration(self, model: BaseChatModel, **kwargs: Any) -> None:  # type: ignore[override]
         super().test_unicode_tool_call_integration(model)
+
+
+class TestScripted(Scripted):
+    """All members are scripts."""
 
     @BOTH_VERSIONS
     @pytest.mark.xfail(reason="this script calls no tool unless it is forced to")
@@ -191,7 +195,7 @@ class Hosted(BaseChatModel):
         return ChatResult(generations=[ChatGeneration(message=message)])
 
 
-class TestChatModelLeads(TestScripted):
+class TestChatModelLeads(Scripted):
     """The lead is a LangChain chat model."""
 
     def ensemble(self) -> list[Any]:
@@ -205,10 +209,6 @@ class TestChatModelLeads(TestScripted):
     def model_override_value(self) -> str:
         """``model=`` is the lead's own argument."""
         return "another-model"
-
-    @BOTH_VERSIONS
-    def test_agent_loop(self, model: BaseChatModel) -> None:
-        ChatModelIntegrationTests.test_agent_loop(self, model)
 
 
 FREE_CHOICE = (
