@@ -19,7 +19,7 @@ from ..core.values import Effort
 from .call_text import CUT_OFF, REFUSED, STALLED, UNCHECKED, Splitter
 from .logprobs import AnswerLogprobs
 from .messages import PROVIDER
-from .passthrough import Passthrough, is_plain
+from .passthrough import Passthrough, in_blocks, is_plain
 from .report import Summary
 
 FINISHES = frozenset({"finish_reason", "stop_reason", "done_reason", "stopReason", "status"})
@@ -82,6 +82,8 @@ class AnswerChunks:
         """
         self._count(round)
         passed = self._passthrough.of(round)
+        if passed is not None and self._v1:
+            passed = [in_blocks(chunk) for chunk in passed]
         if passed is not None and not (round.finish == "refusal" and not passed):
             if round.finish:
                 text = passed.pop() if passed and is_plain(passed[-1]) else None
@@ -156,7 +158,8 @@ class AnswerChunks:
 
     def _last(self, round: Round, text: AIMessageChunk | None) -> AIMessageChunk:
         """The chunk that ends the answer, with the last text of its provider."""
-        end = self._chunk(text.content if text else "", round).message
+        empty: Any = [] if self._v1 else ""
+        end = self._chunk(text.content if text else empty, round).message
         assert isinstance(end, AIMessageChunk)
         if text is not None:
             end.response_metadata = {**text.response_metadata, **end.response_metadata}

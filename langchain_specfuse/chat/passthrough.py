@@ -157,6 +157,19 @@ def is_plain(chunk: AIMessageChunk) -> bool:
     return isinstance(chunk.content, str) and not has_more(chunk)
 
 
+def in_blocks(chunk: AIMessageChunk) -> AIMessageChunk:
+    """The chunk with LangChain's standard content blocks."""
+    metadata = chunk.response_metadata
+    if metadata.get("output_version") == "v1":
+        return chunk
+    blocks: list[Any] = [
+        {"index": 0, **block} if block["type"] == "text" else block
+        for block in chunk.content_blocks
+    ]
+    changes = {"content": blocks, "response_metadata": {**metadata, "output_version": "v1"}}
+    return chunk.model_copy(update=changes)
+
+
 def is_empty(chunk: AIMessageChunk) -> bool:
     """Whether a chunk adds nothing to the answer."""
     return not chunk.content and not has_more(chunk)
