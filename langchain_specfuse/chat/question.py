@@ -168,7 +168,8 @@ class Question:
         )
         if constraint is None:
             return replace(query, request=request)
-        return replace(query, request=request, hold="all" if request.waits else "calls")
+        hold: Any = "calls" if self.shape.tools else ""
+        return replace(query, request=request, hold="all" if request.waits else hold)
 
     def rounds(self, format: CallFormat = _shape.COMMON, config: Any = None) -> Iterator[Round]:
         """The rounds of the answer, as they are agreed. ``config`` is for the checks."""

@@ -14,6 +14,8 @@ from .options import Call
 STRUCTURED = "specfuse_structured"
 """The option of a call with the arguments of ``with_structured_output``."""
 _CHOICE = ("tool_choice", "strict", "parallel_tool_calls")
+_FORMATS = frozenset({"text", "json_object", "json_schema"})
+"""The types of OpenAI's ``response_format``, which other providers read too."""
 _SAMPLING = ("max_tokens", "top_p", "top_k", "min_p", "repetition_penalty")
 """Options that are passed on if they are set. The temperature is part of each job."""
 
@@ -41,8 +43,12 @@ def request_of(
     if options.get("seed") is not None:
         further["seed"] = options["seed"]
     tools: Sequence[Any] = options.get("tools") or ()
-    if structured is None and options.get("response_format") is not None:
-        further["response_format"] = options["response_format"]
+    format = options.get("response_format")
+    if structured is None and format is not None:
+        if isinstance(format, Mapping) and format.get("type") in _FORMATS:
+            further["response_format"] = format
+        else:  # a schema
+            structured = {"schema": format, "method": "json_schema"}
     if structured is not None and structured.get("method") == "function_calling":
         tools = ()
     choice = {name: options[name] for name in _CHOICE if options.get(name) is not None}

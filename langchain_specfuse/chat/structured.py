@@ -15,7 +15,7 @@ from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import BaseCumulativeTransformOutputParser
 from langchain_core.outputs import ChatGeneration, Generation
 from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
-from langchain_core.utils.json import parse_partial_json
+from langchain_core.utils.json import parse_json_markdown, parse_partial_json
 
 from ..constraints import fault
 from ..errors import UsageError, advised
@@ -115,7 +115,7 @@ def _json_in(text: str, message: Any, partial: bool) -> Any:
     calls = [*getattr(message, "tool_calls", ()), *getattr(message, "invalid_tool_calls", ())]
     if calls and not text:
         raise ValueError(f"the answer is a call of {calls[0]['name']!r}, not an object")
-    return read_json(text)
+    return parse_json_markdown(text, parser=read_json)
 
 
 def _refusal_error(message: Any) -> Exception:

@@ -290,7 +290,7 @@ class Answer:
         if self.hold == "all":
             return len(text) - self.shown
         if self.hold == "calls" and (in_calls := len(text) - self.referee.prose(text)):
-            return in_calls
+            return min(in_calls, len(text) - self.shown)
         if not self.stop or self.referee.possible_prose(text) < len(text):
             return 0
         stop_at = first_stop(text, self.stop, self.shown)

@@ -11,6 +11,7 @@ from typing import Any
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 from langchain_core.runnables import Runnable, RunnableBinding, RunnableMap, RunnableSequence
+from langchain_core.utils.json import parse_json_markdown
 
 from ...constraints import fault, referee_for
 from ...core.values import Attachment, Constraint, Query, Turn
@@ -74,7 +75,7 @@ class Request:
         if not self.is_json:
             return False
         try:
-            json.loads(text)
+            read(text)
         except (ValueError, RecursionError):
             return True
         return False
@@ -126,7 +127,7 @@ class Request:
         kind, body = self.text.kind, self.text.body
         if kind.startswith("json"):
             try:
-                data = json.loads(text)
+                data = read(text)
             except (ValueError, RecursionError) as error:
                 return f"it is not JSON: {error}"
             return fault(body, data) if body else _not_an_object(data)
@@ -146,6 +147,12 @@ def refuse_without_tools(model: BaseChatModel) -> None:
     if not can_call(model):
         error = UsageError(f"{type(model).__name__} has no bind_tools, so it cannot call tools")
         raise advised(error, "let a member that can call tools lead: name it first, or in lead=")
+
+
+def read(text: str) -> Any:
+    """The JSON in a reply, which may be in a code fence: models without a parameter for objects
+    often write one."""
+    return parse_json_markdown(text, parser=json.loads)
 
 
 def _not_an_object(data: Any) -> str:
