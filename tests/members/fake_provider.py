@@ -1,5 +1,5 @@
-"""A fake server in this process that answers as scripted, in the protocol of OpenAI
-(``/v1/chat/completions``), of Anthropic (``/v1/messages``) or of Mistral
+"""A fake server in this process that answers as scripted, in a protocol of OpenAI
+(``/v1/chat/completions`` or ``/v1/responses``), of Anthropic (``/v1/messages``) or of Mistral
 (``/v1/chat/completions``), as their documentation defines them: whole replies, and server-sent
 events. It records the body and the headers of every request.
 """
@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import threading
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
 
-Kind = Literal["openai", "anthropic", "mistral"]
+Kind = Literal["openai", "responses", "anthropic", "mistral"]
 
 
 @dataclass(frozen=True)
@@ -74,22 +75,29 @@ class Reply:
     (DeepSeek, vLLM before 0.11) or ``reasoning`` (OpenRouter, Ollama, vLLM)."""
 
 
+Answer = Reply | Callable[[Any], Reply]
+
+
 class FakeProvider:
     """Answers the n-th request with the n-th reply, and all later ones with the last. A function
     among the replies gets the request's body and returns the reply."""
 
-    def __init__(self, kind: Kind, *replies: Reply | Callable[[Any], Reply]) -> None:
+    def __init__(self, kind: Kind, *replies: Answer) -> None:
         self.kind = kind
-        self.replies = list(replies) or [Reply([Text("Hello", " there.")])]
-        self.asked: list[dict[str, Any]] = []
-        """The bodies of all requests."""
-        self.headers: list[dict[str, str]] = []
-        """Their headers, with names in lower case."""
+        self.begin(*replies)
         self._lock = threading.Lock()
         self._server = _Server(("127.0.0.1", 0), _answering(self))
         self._server.daemon_threads = True
         threading.Thread(target=self._server.serve_forever, args=(0.005,), daemon=True).start()
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def begin(self, *replies: Answer) -> None:
+        """Answer with these replies from now on, and forget earlier requests."""
+        self.replies = list(replies) or [Reply([Text("Hello", " there.")])]
+        self.asked: list[dict[str, Any]] = []
+        """The bodies of all requests."""
+        self.headers: list[dict[str, str]] = []
+        """Their headers, with names in lower case."""
 
     def stop(self) -> None:
         self._server.shutdown()
@@ -101,6 +109,11 @@ class FakeProvider:
             self.asked.append(body)
             self.headers.append(headers)
         return reply if isinstance(reply, Reply) else reply(body)
+
+
+def _id(kind: str, body: dict[str, Any]) -> str:
+    """The same for the same request."""
+    return f"{kind}-{zlib.crc32(json.dumps(body).encode()):08x}"
 
 
 # --- OpenAI's chat completions -----------------------------------------------------------------------
@@ -123,7 +136,7 @@ def _openai_usage() -> dict[str, Any]:
 
 def _openai_head(body: dict[str, Any], kind: str) -> dict[str, Any]:
     return {
-        "id": "chatcmpl-B9MHDbslfkBeAs8l4bebGdFOJ6PeG",
+        "id": _id("chatcmpl", body),
         "object": kind,
         "created": 1741570283,
         "model": f"{body['model']}-2026-08-06",
@@ -228,6 +241,116 @@ def _openai_events(reply: Reply, body: dict[str, Any]) -> Iterator[str]:
     yield "data: [DONE]\n\n"
 
 
+# --- OpenAI's responses ------------------------------------------------------------------------------
+
+
+def _responses_item(part: Part | Call, index: int) -> dict[str, Any]:
+    """An item of the output, complete."""
+    if isinstance(part, Call):
+        return {
+            "id": f"fc_{index}",
+            "type": "function_call",
+            "status": "completed",
+            "call_id": part.id,
+            "name": part.name,
+            "arguments": part.whole,
+        }
+    if isinstance(part, Thought):
+        summary = [{"type": "summary_text", "text": part.whole}]
+        return {"id": f"rs_{index}", "type": "reasoning", "summary": summary}
+    content: dict[str, Any] = {"type": "output_text", "text": part.whole, "annotations": []}
+    if isinstance(part, Refusal):
+        content = {"type": "refusal", "refusal": part.whole}
+    return {
+        "id": f"msg_{index}",
+        "type": "message",
+        "status": "completed",
+        "role": "assistant",
+        "content": [content],
+    }
+
+
+def _responses_message(
+    reply: Reply, body: dict[str, Any], *, is_begin: bool = False
+) -> dict[str, Any]:
+    status = "in_progress" if is_begin else "completed"
+    details = None
+    if reply.finish and not is_begin:
+        status, details = "incomplete", {"reason": reply.finish}
+    usage = {
+        "input_tokens": 26,
+        "input_tokens_details": {"cached_tokens": 5},
+        "output_tokens": 9,
+        "output_tokens_details": {"reasoning_tokens": 3},
+        "total_tokens": 35,
+    }
+    items = [_responses_item(part, index) for index, part in enumerate(reply.parts)]
+    return {
+        "id": _id("resp", body),
+        "object": "response",
+        "created_at": 1741476542,
+        "status": status,
+        "error": None,
+        "incomplete_details": details,
+        "instructions": None,
+        "model": f"{body['model']}-2026-08-06",
+        "output": [] if is_begin else items,
+        "parallel_tool_calls": True,
+        "service_tier": "default",
+        "text": body.get("text", {"format": {"type": "text"}}),
+        "tool_choice": body.get("tool_choice", "auto"),
+        "tools": body.get("tools", []),
+        "usage": None if is_begin else usage,
+    }
+
+
+def _responses_deltas(part: Part | Call, item: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The events of one item between its first and its last."""
+    if isinstance(part, Call):
+        for piece in part.pieces:
+            yield "function_call_arguments.delta", {"delta": piece}
+        yield "function_call_arguments.done", {"arguments": part.whole, "name": part.name}
+        return
+    kind, key, place = "output_text", "text", {"content_index": 0}
+    begin, end = "content_part.added", "content_part.done"
+    if isinstance(part, Refusal):
+        kind, key = "refusal", "refusal"
+    elif isinstance(part, Thought):
+        kind, place = "reasoning_summary_text", {"summary_index": 0}
+        begin, end = "reasoning_summary_part.added", "reasoning_summary_part.done"
+    (whole,) = item.get("content") or item["summary"]
+    yield begin, {**place, "part": {**whole, key: ""}}
+    for piece in part.pieces:
+        logprobs = {"logprobs": []} if kind == "output_text" else {}
+        yield f"{kind}.delta", {**place, "delta": piece, **logprobs}
+    yield f"{kind}.done", {**place, key: part.whole}
+    yield end, {**place, "part": whole}
+
+
+def _responses_events(reply: Reply, body: dict[str, Any]) -> Iterator[str]:
+    number = 0
+
+    def event(kind: str, **fields: Any) -> str:
+        nonlocal number
+        number += 1
+        data = {"type": f"response.{kind}", "sequence_number": number, **fields}
+        return f"event: {data['type']}\n" + _data(data)
+
+    yield event("created", response=_responses_message(reply, body, is_begin=True))
+    for index, part in enumerate(reply.parts):
+        item = _responses_item(part, index)
+        empty: dict[str, Any] = {"summary": []} if isinstance(part, Thought) else {"content": []}
+        if isinstance(part, Call):
+            empty = {"arguments": ""}
+        begun = {**item, **empty, "status": "in_progress"}
+        yield event("output_item.added", output_index=index, item=begun)
+        for kind, fields in _responses_deltas(part, item):
+            yield event(kind, output_index=index, item_id=item["id"], **fields)
+        yield event("output_item.done", output_index=index, item=item)
+    last = "incomplete" if reply.finish else "completed"
+    yield event(last, response=_responses_message(reply, body))
+
+
 # --- Mistral's chat completions ----------------------------------------------------------------------
 
 
@@ -259,7 +382,7 @@ def _mistral_calls(reply: Reply) -> list[dict[str, Any]]:
 
 def _mistral_head(body: dict[str, Any], kind: str) -> dict[str, Any]:
     return {
-        "id": "cmpl-e5cc70bb28c444948073e77776eb30ef",
+        "id": _id("cmpl", body),
         "object": kind,
         "created": 1741570283,
         "model": body["model"],
@@ -348,7 +471,7 @@ def _anthropic_message(
     reply: Reply, body: dict[str, Any], *, is_begin: bool = False
 ) -> dict[str, Any]:
     return {
-        "id": "msg_013Zva2CMHLNnXjNJJKqJ2EF",
+        "id": _id("msg", body),
         "type": "message",
         "role": "assistant",
         "model": body["model"],
@@ -395,10 +518,16 @@ def _anthropic_events(reply: Reply, body: dict[str, Any]) -> Iterator[str]:
 
 _MESSAGES = {
     "openai": _openai_message,
+    "responses": _responses_message,
     "mistral": _mistral_message,
     "anthropic": _anthropic_message,
 }
-_EVENTS = {"openai": _openai_events, "mistral": _mistral_events, "anthropic": _anthropic_events}
+_EVENTS = {
+    "openai": _openai_events,
+    "responses": _responses_events,
+    "mistral": _mistral_events,
+    "anthropic": _anthropic_events,
+}
 
 
 def _data(event: dict[str, Any]) -> str:

@@ -1,0 +1,858 @@
+"""A hosted lead is the provider's own: beside the chat model alone, the same requests reach the
+provider, and the same message comes out. Providers are fakes of their protocols.
+
+A lead always streams, so that a reserve can continue where it fails. ``invoke`` of the chat model
+alone streams with ``streaming=True``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
+from typing import Any
+
+import pytest
+from deepagents import create_deep_agent
+from langchain.agents import create_agent
+from langchain.agents.structured_output import ProviderStrategy, ToolStrategy
+from langchain_anthropic import ChatAnthropic
+from langchain_core.exceptions import ModelRefusalError
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.tools import tool
+from langchain_mistralai import ChatMistralAI
+from langchain_openai import ChatOpenAI
+from pydantic import BaseModel
+
+from langchain_specfuse import SpecFuseChatModel
+
+from .fake_provider import Call, Cited, FakeProvider, Kind, Refusal, Reply, Text, Thought
+
+KINDS: list[Kind] = ["openai", "responses", "anthropic", "mistral"]
+pytestmark = pytest.mark.filterwarnings(
+    # langchain-openai, where it streams an object of a class
+    "ignore:Pydantic serializer warnings:UserWarning"
+)
+WAYS = ["invoke", "stream", "ainvoke", "astream"]
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+IMAGE = {"type": "image", "base64": PIXEL, "mime_type": "image/png"}
+STORY = ["The sky is blue", " because air", " scatters blue light", " more than red light."]
+HEADERS_OF_A_CLIENT = {"host", "user-agent", "x-stainless-async"}
+"""Headers that name the server, or the kind of client: a lead is asked in a thread."""
+
+
+class Weather(BaseModel):
+    """What the weather is like."""
+
+    city: str
+    degrees: int
+
+
+FACTS = {"city": "Zürich", "degrees": 21}
+OBJECT = Text('{"city": "Z', 'ürich", ', '"degrees": 21}')
+
+
+@tool
+def weather(city: str, days: int = 1) -> str:
+    """The weather in a city."""
+    return f"sunny in {city} for {days} days"
+
+
+@tool
+def chart(city: str) -> list[Any]:
+    """A chart of the weather in a city."""
+    return [{"type": "text", "text": f"The chart of {city}:"}, IMAGE]
+
+
+CALL = Call("weather", ('{"ci', 'ty": "Par', 'is"}'))
+CALLS = [CALL, Call("weather", ('{"city": ', '"Rome", "days": 2}'), id="call_0002")]
+
+
+def chat_model(kind: Kind, url: str, **fields: Any) -> BaseChatModel:
+    """The provider's own chat model, asked once, of this server."""
+    if kind == "anthropic":
+        return ChatAnthropic(
+            **{"model": "claude-sonnet-4-6", "max_retries": 0, **fields},
+            base_url=url,
+            api_key="key",
+        )
+    if kind == "mistral":
+        return ChatMistralAI(
+            **{"model": "mistral-large-latest", "max_retries": 1, **fields},
+            endpoint=f"{url}/v1",
+            api_key="key",
+        )
+    return ChatOpenAI(
+        **{"model": "gpt-4.1", "max_retries": 0, "stream_usage": True, **fields},
+        use_responses_api=kind == "responses",
+        base_url=f"{url}/v1",
+        api_key="key",
+    )
+
+
+@dataclass
+class Beside:
+    """A chat model alone, and the same one as the lead before a reserve, with servers that answer
+    the same."""
+
+    kind: Kind
+    alone_server: FakeProvider
+    lead_server: FakeProvider
+    reserve_server: FakeProvider
+    fields: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.alone = chat_model(self.kind, self.alone_server.url, streaming=True, **self.fields)
+        lead = chat_model(self.kind, self.lead_server.url, **self.fields)
+        reserve = chat_model(self.kind, self.reserve_server.url, **self.fields)
+        self.led = SpecFuseChatModel(members=[lead, reserve])
+
+    async def compare(
+        self,
+        bound: Callable[[BaseChatModel], Any],
+        messages: Any,
+        way: str,
+        **options: Any,
+    ) -> tuple[Any, Any]:
+        """Ask both. Their requests and their answers are the same. Returns what each answered."""
+        expected = await answered(bound(self.alone), messages, way, **options)
+        found = await answered(bound(self.led), messages, way, **options)
+        self.same_requests()
+        assert plain(found) == plain(expected)
+        return expected, found
+
+    def same_requests(self) -> None:
+        assert self.lead_server.asked == self.alone_server.asked
+        assert self.reserve_server.asked == []
+        lead, alone = map(own_headers, (self.lead_server, self.alone_server))
+        assert lead == alone
+
+
+def own_headers(server: FakeProvider) -> list[dict[str, str]]:
+    return [
+        {name: value for name, value in headers.items() if name not in HEADERS_OF_A_CLIENT}
+        for headers in server.headers
+    ]
+
+
+async def answered(asked: Any, messages: Any, way: str, **options: Any) -> Any:
+    """The answer, from whatever this way returns."""
+    if way == "invoke":
+        return asked.invoke(messages, **options)
+    if way == "ainvoke":
+        return await asked.ainvoke(messages, **options)
+    if way == "stream":
+        pieces = list(asked.stream(messages, **options))
+    else:
+        pieces = [piece async for piece in asked.astream(messages, **options)]
+    return merged(pieces)
+
+
+def merged(pieces: list[Any]) -> Any:
+    """The whole of a stream: of messages, of objects, or of dicts that hold both."""
+    if isinstance(pieces[0], BaseMessage):
+        return reduce(add, pieces)
+    if isinstance(pieces[0], dict) and "raw" in pieces[0]:
+        keys = {key: None for piece in pieces for key in piece}
+        return {key: merged([piece[key] for piece in pieces if key in piece]) for key in keys}
+    return pieces[-1]
+
+
+def plain(answer: Any) -> Any:
+    """The answer without what may differ: the id of a message, and what we add to it."""
+    if isinstance(answer, dict):
+        return {key: plain(value) for key, value in answer.items()}
+    if not isinstance(answer, BaseMessage):
+        return repr(answer) if isinstance(answer, Exception) else answer
+    data = answer.model_dump(exclude={"id"})
+    data["response_metadata"].pop("specfuse", None)
+    data["content_blocks"] = answer.content_blocks
+    return data
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[dict[Kind, list[FakeProvider]]]:
+    """Three for each protocol. Clients are created once for an address."""
+    made = {kind: [FakeProvider(kind) for _ in range(3)] for kind in KINDS}
+    yield made
+    for server in itertools.chain(*made.values()):
+        server.stop()
+
+
+@pytest.fixture
+def beside(servers: Any) -> Callable[..., Beside]:
+    """Makes a pair of models whose servers give these replies."""
+
+    def make(kind: Kind, *replies: Reply, **fields: Any) -> Beside:
+        for server in servers[kind]:
+            server.begin(*replies)
+        return Beside(kind, *servers[kind], fields)
+
+    return make
+
+
+def itself(model: BaseChatModel) -> BaseChatModel:
+    return model
+
+
+# --- text -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", KINDS)
+async def test_text_is_asked_for_and_answered_as_by_the_model_alone(
+    beside: Any, kind: Kind, way: str
+) -> None:
+    both = beside(kind, Reply([Text(*STORY)]))
+    _, found = await both.compare(itself, "Why is the sky blue?", way)
+    assert found.text == "".join(STORY) and len(both.lead_server.asked) == 1
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", KINDS)
+async def test_messages_go_as_they_are(beside: Any, kind: Kind, way: str) -> None:
+    both = beside(kind, Reply([Text("Sunny", " too.")]))
+    call = {"name": "chart", "args": {"city": "Paris"}, "id": "call_0001", "type": "tool_call"}
+    text = [{"type": "text", "text": text} for text in ("This one", "or that", "one?")]
+    chart_of_paris = [{"type": "text", "text": "The chart of Paris:"}, IMAGE]
+    messages = [
+        SystemMessage("Be brief."),
+        HumanMessage([text[0], IMAGE, text[1], IMAGE, text[2]], name="ann"),
+        AIMessage("I look at it.", tool_calls=[call]),
+        ToolMessage(chart_of_paris, tool_call_id="call_0001"),
+        AIMessage("It is sunny."),
+        HumanMessage("And tomorrow?"),
+    ]
+    await both.compare(lambda model: model.bind_tools([chart]), messages, way)
+
+
+PDF = {"base64": "JVBERi0xLjQKJUVPRgo=", "mime_type": "application/pdf", "filename": "a.pdf"}
+CACHED = {"cache_control": {"type": "ephemeral"}}
+FAILED: Any = {"name": "weather", "args": {"city": "Paris"}, "id": "call_0001", "type": "tool_call"}
+USE = {"type": "tool_use", "id": "call_0001", "name": "weather", "input": {"city": "Paris"}}
+EMPTY = ToolMessage("", tool_call_id="call_0001")
+LATE = SystemMessage("Three.")
+
+
+MESSAGES: dict[str, list[BaseMessage]] = {
+    "openai: a file": [HumanMessage([{"type": "file", **PDF}])],
+    "openai: an address": [
+        HumanMessage([{"type": "image_url", "image_url": {"url": "https://a/b.png"}}])
+    ],
+    "openai: names": [AIMessage("", name="ann", tool_calls=[FAILED]), EMPTY],
+    "openai: a late system message": [SystemMessage("One."), HumanMessage("Two."), LATE],
+    "openai: two in a row": [HumanMessage("One."), HumanMessage("Two."), AIMessage("Three.")],
+    "anthropic: a cached prompt": [
+        SystemMessage([{"type": "text", "text": "Be brief.", **CACHED}]),
+        HumanMessage("?"),
+    ],
+    "anthropic: a cached file": [
+        HumanMessage([{"type": "file", **PDF, **CACHED}, {"type": "text", "text": "?"}])
+    ],
+    "anthropic: its own blocks": [
+        HumanMessage("?"),
+        AIMessage([{"type": "text", "text": "I look."}, USE], tool_calls=[FAILED]),
+        ToolMessage("no network", tool_call_id="call_0001", status="error"),
+    ],
+    "mistral: an address": [HumanMessage([{"type": "image_url", "image_url": "https://a/b.png"}])],
+    "mistral: a prefix": [
+        HumanMessage("?"),
+        AIMessage("The sky", additional_kwargs={"prefix": True}),
+    ],
+}
+
+
+@pytest.mark.parametrize("way", ["invoke", "stream"])
+@pytest.mark.parametrize("name", MESSAGES)
+async def test_what_only_one_provider_reads_reaches_it(beside: Any, name: str, way: str) -> None:
+    both = beside(name.partition(":")[0], Reply([Text("Yes", ".")]))
+    messages = MESSAGES[name]
+    await both.compare(lambda model: model.bind_tools([weather]), messages, way)
+
+
+@pytest.mark.parametrize(
+    ("kind", "parts"),
+    [
+        ("openai", [Text("Sunny", ".")]),
+        ("openai", [Text("I look."), *CALLS]),
+        ("anthropic", [Thought("Let me", " see."), Text("I look", "."), *CALLS]),
+        ("mistral", [Thought("Let me", " see."), Text("Sunny", ".")]),
+        ("mistral", CALLS[:1]),
+    ],
+)
+@pytest.mark.parametrize("way", ["invoke", "stream"])
+async def test_an_answer_goes_back_into_the_conversation_as_it_came(
+    beside: Any, kind: Kind, way: str, parts: Any
+) -> None:
+    both = beside(kind, Reply(parts), Reply([Text("Done.")]))
+    question = HumanMessage("How is the weather?")
+
+    def bound(model: Any) -> Any:
+        return model.bind_tools([weather])
+
+    replies = await both.compare(bound, [question], way)
+    for model, reply in zip((both.alone, both.led), replies, strict=True):
+        results = [
+            ToolMessage("sunny", tool_call_id=call["id"], id="1") for call in reply.tool_calls
+        ]
+        await answered(bound(model), [question, reply, *results, question], way)
+    both.same_requests()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"stop": ["\n\n"]},
+        {"temperature": 0.3},
+        {"max_tokens": 77},
+        {"top_p": 0.5},
+    ],
+    ids=str,
+)
+async def test_settings_of_a_call_reach_the_provider(
+    beside: Any, kind: Kind, options: dict[str, Any]
+) -> None:
+    both = beside(kind, Reply([Text(*STORY)]))
+    await both.compare(itself, "Why?", "stream", **options)
+    await both.compare(lambda model: model.bind(**options), "Why?", "invoke")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"extra_headers": {"x-tenant": "7"}},
+        {"prompt_cache_key": "tenant-7"},
+        {"reasoning_effort": "low"},
+        {"extra_body": {"service": "fast"}},
+        {"frequency_penalty": 0.5, "presence_penalty": 0.5, "user": "ann", "seed": 7},
+        {"stream_usage": True},
+    ],
+    ids=str,
+)
+async def test_further_arguments_of_a_call_reach_openai(
+    beside: Any, options: dict[str, Any]
+) -> None:
+    both = beside("openai", Reply([Text(*STORY)]))
+    await both.compare(itself, "Why?", "stream", **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"extra_headers": {"x-tenant": "7"}},
+        {"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 2048},
+        {"top_k": 5},
+        {"cache_control": {"type": "ephemeral"}},
+    ],
+    ids=str,
+)
+async def test_further_arguments_of_a_call_reach_anthropic(
+    beside: Any, options: dict[str, Any]
+) -> None:
+    both = beside("anthropic", Reply([Text(*STORY)]))
+    await both.compare(itself, "Why?", "stream", **options)
+
+
+@pytest.mark.parametrize("way", ["invoke", "stream"])
+async def test_log_probabilities_are_the_providers(beside: Any, way: str) -> None:
+    both = beside("openai", Reply([Text(*STORY)]), logprobs=True)
+    _, found = await both.compare(itself, "Why?", way)
+    tokens = found.response_metadata["logprobs"]["content"]
+    assert [token["token"] for token in tokens] == STORY
+    called = beside("openai", Reply([Text(*STORY)]))
+    await called.compare(itself, "Why?", way, logprobs=True, top_logprobs=2)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", KINDS)
+async def test_reasoning_and_interleaved_blocks_keep_their_places(
+    beside: Any, kind: Kind, way: str
+) -> None:
+    parts: list[Any] = [Thought("Let me", " see."), Text("Blue", ".")]
+    if kind == "anthropic":
+        parts = [
+            *parts,
+            Thought("And", " green."),
+            Cited("Grass", " is green."),
+            Text(" So."),
+            CALL,
+        ]
+    both = beside(kind, Reply(parts))
+    _, found = await both.compare(lambda model: model.bind_tools([weather]), "Why?", way)
+    assert found.text.startswith("Blue.")
+
+
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning"])
+async def test_a_field_that_a_server_adds_to_openais_protocol_is_as_alone(
+    beside: Any, key: str
+) -> None:
+    both = beside("openai", Reply([Thought("Let me", " see."), Text("Blue", ".")], thought_key=key))
+    await both.compare(itself, "Why?", "stream")
+
+
+@pytest.mark.parametrize("output_version", ["v0", "v1"])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_content_has_the_version_of_the_provider(
+    beside: Any, kind: Kind, output_version: str
+) -> None:
+    # langchain-openai 1.7.4 merges the text and the first call of a stream in one block of v1.
+    calls = [] if (kind, output_version) == ("openai", "v1") else [CALL]
+    both = beside(kind, Reply([Text("I look", "."), *calls]), output_version=output_version)
+    await both.compare(lambda model: model.bind_tools([weather]), "Why?", "stream")
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_refusal_of_openai_is_its_own(beside: Any, way: str) -> None:
+    both = beside("openai", Reply([Refusal("I cannot", " help.")]))
+    await both.compare(itself, "How?", way)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("kind", "finish"),
+    [
+        ("openai", "length"),
+        ("responses", "max_output_tokens"),
+        ("anthropic", "max_tokens"),
+        ("mistral", "length"),
+    ],
+)
+async def test_a_limit_reached_is_reported_as_by_the_provider(
+    beside: Any, kind: Kind, finish: str, way: str
+) -> None:
+    both = beside(kind, Reply([Text("The sky", " is")], finish=finish), max_tokens=2)
+    await both.compare(itself, "Why?", way)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_usage_has_the_providers_details(beside: Any, kind: Kind) -> None:
+    both = beside(kind, Reply([Text(*STORY)]))
+    _, found = await both.compare(itself, "Why?", "stream")
+    assert found.usage_metadata["total_tokens"] == 35
+    if kind != "mistral":
+        assert found.usage_metadata["input_token_details"]["cache_read"] == 5
+
+
+async def test_usage_is_none_where_the_provider_reports_none(beside: Any) -> None:
+    both = beside("openai", Reply([Text(*STORY)]), stream_usage=False)
+    _, found = await both.compare(itself, "Why?", "stream")
+    assert found.usage_metadata is None
+
+
+# --- tools ------------------------------------------------------------------------------------------
+
+
+def dict_choice(kind: Kind) -> dict[str, Any]:
+    if kind == "responses":
+        return {"type": "function", "name": "weather"}
+    if kind == "anthropic":
+        return {"type": "tool", "name": "weather"}
+    return {"type": "function", "function": {"name": "weather"}}
+
+
+CHOICES: dict[str, Callable[[Kind], dict[str, Any]]] = {
+    "nothing": lambda _: {},
+    "auto": lambda _: {"tool_choice": "auto"},
+    "any": lambda _: {"tool_choice": "any"},
+    "a name": lambda _: {"tool_choice": "weather"},
+    "a dict": lambda kind: {"tool_choice": dict_choice(kind)},
+    "strict": lambda kind: {} if kind == "mistral" else {"strict": True},
+    "one at a time": lambda _: {"tool_choice": "any", "parallel_tool_calls": False},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("kind", KINDS)
+async def test_tools_are_bound_and_called_as_with_the_model_alone(
+    beside: Any, kind: Kind, choice: str, way: str
+) -> None:
+    both = beside(kind, Reply(CALLS))
+    options = CHOICES[choice](kind)
+    _, found = await both.compare(
+        lambda model: model.bind_tools([weather, chart], **options), "The weather?", way
+    )
+    assert [call["id"] for call in found.tool_calls] == ["call_0001", "call_0002"]
+    assert found.tool_calls[1]["args"] == {"city": "Rome", "days": 2}
+
+
+@pytest.mark.parametrize("choice", ["none", "required", True])
+@pytest.mark.parametrize("way", ["invoke", "stream"])
+async def test_further_choices_of_openai(beside: Any, choice: Any, way: str) -> None:
+    both = beside("openai", Reply([Text("No", ".")] if choice == "none" else CALLS))
+    await both.compare(
+        lambda model: model.bind_tools([weather], tool_choice=choice), "The weather?", way
+    )
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", KINDS)
+async def test_text_before_a_call(beside: Any, kind: Kind, way: str) -> None:
+    both = beside(kind, Reply([Text("I look", " at it."), CALL]))
+    await both.compare(lambda model: model.bind_tools([weather]), "The weather?", way)
+
+
+async def test_tools_of_the_provider_itself(beside: Any) -> None:
+    both = beside("anthropic", Reply([Text("Sunny.")]))
+    search = {"type": "web_search_20250305", "name": "web_search", "max_uses": 3}
+    await both.compare(lambda model: model.bind_tools([search]), "The weather?", "stream")
+
+
+@pytest.mark.parametrize("kind", ["openai", "mistral"])
+@pytest.mark.parametrize("way", ["invoke", "stream"])
+async def test_arguments_that_are_no_json_are_invalid_as_alone(
+    beside: Any, kind: Kind, way: str
+) -> None:
+    both = beside(kind, Reply([Call("weather", ('{"city": ', "Paris"))]))
+    await both.compare(lambda model: model.bind_tools([weather]), "The weather?", way)
+
+
+# --- objects ----------------------------------------------------------------------------------------
+
+METHODS = [
+    ("openai", "json_schema"),
+    ("openai", "function_calling"),
+    ("openai", "json_mode"),
+    ("responses", "json_schema"),
+    ("responses", "function_calling"),
+    ("anthropic", "json_schema"),
+    ("anthropic", "function_calling"),
+    ("mistral", "json_schema"),
+    ("mistral", "function_calling"),
+    ("mistral", "json_mode"),
+]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("include_raw", [False, True])
+@pytest.mark.parametrize(
+    "schema", [Weather, Weather.model_json_schema()], ids=["a class", "a dict"]
+)
+@pytest.mark.parametrize(("kind", "method"), METHODS)
+async def test_an_object_is_asked_for_and_parsed_as_by_the_model_alone(
+    beside: Any, kind: Kind, method: str, schema: Any, include_raw: bool, way: str
+) -> None:
+    is_call = method == "function_calling"
+    both = beside(kind, Reply([Call("Weather", OBJECT.pieces) if is_call else OBJECT]))
+    _, found = await both.compare(
+        lambda model: model.with_structured_output(schema, method=method, include_raw=include_raw),
+        "The weather as JSON?",
+        way,
+    )
+    parsed = found["parsed"] if include_raw else found
+    assert parsed == (Weather(**FACTS) if schema is Weather else FACTS)
+
+
+@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+async def test_an_object_is_asked_for_strictly(beside: Any, method: str) -> None:
+    is_call = method == "function_calling"
+    both = beside("openai", Reply([Call("Weather", OBJECT.pieces) if is_call else OBJECT]))
+    await both.compare(
+        lambda model: model.with_structured_output(Weather, method=method, strict=True),
+        "?",
+        "invoke",
+    )
+
+
+PROVIDERS_FORMAT = ProviderStrategy(Weather).to_model_kwargs()
+FORMATS = {
+    "as an agent gives it": PROVIDERS_FORMAT["response_format"],
+    "a class": Weather,
+    "strict": ProviderStrategy(Weather, strict=True).to_model_kwargs()["response_format"],
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("parts", [[OBJECT], [CALL]], ids=["object", "call"])
+async def test_a_format_beside_tools_of_openai(
+    beside: Any, format: str, parts: Any, way: str
+) -> None:
+    both = beside("openai", Reply(parts))
+    await both.compare(
+        lambda model: model.bind_tools([weather], response_format=FORMATS[format]), "Weather?", way
+    )
+
+
+@pytest.mark.parametrize("way", ["invoke", "stream"])
+@pytest.mark.parametrize("parts", [[OBJECT], [CALL]], ids=["object", "call"])
+async def test_a_format_beside_tools_of_anthropic(beside: Any, parts: Any, way: str) -> None:
+    both = beside("anthropic", Reply(parts))
+    await both.compare(
+        lambda model: model.bind_tools([weather], **PROVIDERS_FORMAT), "Weather?", way
+    )
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+async def test_a_refused_object_is_refused_as_alone(beside: Any, way: str) -> None:
+    both = beside("openai", Reply([Refusal("I cannot", " help.")]))
+    expected, found = [
+        await answered(model.with_structured_output(Weather, include_raw=True), "How?", way)
+        for model in (both.alone, both.led)
+    ]
+    both.same_requests()
+    assert plain(found["raw"]) == plain(expected["raw"])
+    for answer in (expected, found):
+        assert isinstance(answer["parsing_error"], ModelRefusalError) and answer["parsed"] is None
+
+
+# --- agents -----------------------------------------------------------------------------------------
+
+
+def run(model: BaseChatModel, tools: Any, response_format: Any, way: str) -> dict[str, Any]:
+    agent = create_agent(model, tools, system_prompt="Be brief.", response_format=response_format)
+    question = {"messages": [HumanMessage("How is the weather in Paris?", id="1")]}
+    if way == "invoke":
+        return agent.invoke(question)
+    *_, state = (
+        state
+        for mode, state in agent.stream(question, stream_mode=["values", "messages"])
+        if mode == "values"
+    )
+    return state
+
+
+def compare_agents(both: Beside, tools: Any, response_format: Any, way: str) -> dict[str, Any]:
+    expected, found = (run(model, tools, response_format, way) for model in (both.alone, both.led))
+    both.same_requests()
+    assert [plain(message) for message in found["messages"]] == [
+        plain(message) for message in expected["messages"]
+    ]
+    assert found.get("structured_response") == expected.get("structured_response")
+    return found
+
+
+@pytest.mark.parametrize("way", ["invoke", "stream"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_agent_calls_a_tool_that_returns_an_image(beside: Any, kind: Kind, way: str) -> None:
+    call = Call("chart", ('{"city": ', '"Paris"}'))
+    both = beside(kind, Reply([Text("I look."), call]), Reply([Text("It is", " sunny.")]))
+    found = compare_agents(both, [chart, weather], None, way)
+    assert found["messages"][-1].text == "It is sunny."
+
+
+@pytest.mark.parametrize("way", ["invoke", "stream"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_agent_returns_an_object_by_a_tool(beside: Any, kind: Kind, way: str) -> None:
+    last = Call("Weather", OBJECT.pieces, id="call_0002")
+    both = beside(kind, Reply([CALL]), Reply([last]))
+    found = compare_agents(both, [weather], ToolStrategy(Weather), way)
+    assert found["structured_response"] == Weather(**FACTS)
+
+
+@pytest.mark.parametrize("way", ["invoke", "stream"])
+@pytest.mark.parametrize("kind", ["openai", "responses", "anthropic"])
+def test_an_agent_returns_an_object_in_the_providers_format(
+    beside: Any, kind: Kind, way: str
+) -> None:
+    both = beside(kind, Reply([CALL]), Reply([OBJECT]))
+    found = compare_agents(both, [weather], ProviderStrategy(Weather), way)
+    assert found["structured_response"] == Weather(**FACTS)
+
+
+# --- takeover ---------------------------------------------------------------------------------------
+
+TO_TEXT = {"openai": 3, "responses": 5, "anthropic": 5, "mistral": 3}
+"""The events of a reply that end with the second piece of its first part."""
+TO_CALL = {"openai": 4, "responses": 4, "anthropic": 5}
+"""The same where that is a call, which begins with an event of its own in OpenAI's protocol."""
+BEFORE_CALL = {"openai": 1, "responses": 6, "anthropic": 3}
+"""The events of a text of one piece before it."""
+
+
+def is_trial(body: Any) -> bool:
+    return "Count the numbers" in json.dumps(body)
+
+
+def asked(server: FakeProvider) -> list[Any]:
+    """The requests, without trials."""
+    return [body for body in server.asked if not is_trial(body)]
+
+
+def turns_of(body: Any) -> list[Any]:
+    turns: list[Any] = body["input"] if "input" in body else body["messages"]
+    return turns
+
+
+def is_first(body: Any) -> bool:
+    """Whether nothing was called yet."""
+    return not any("call_0001" in json.dumps(turn) for turn in turns_of(body))
+
+
+def text_of(message: dict[str, Any]) -> str:
+    content = message["content"] or ""
+    if isinstance(content, str):
+        return content
+    return "".join(part.get("text", "") for part in content)
+
+
+def goes_on(whole: str, *calls: Call) -> Callable[[Any], Reply]:
+    """Continues what the conversation says that it has written of this text; else writes it. Then
+    it makes these calls."""
+
+    def reply(body: Any) -> Reply:
+        if is_trial(body):
+            return Reply([Text(" six,", " five,")])
+        said = [text_of(turn) for turn in turns_of(body) if turn.get("role") == "assistant"]
+        written = said[-1] if said and whole.startswith(said[-1]) else ""
+        return Reply([Text(*whole[len(written) :].partition(" because")), *calls])
+
+    return reply
+
+
+@pytest.fixture
+def failing(
+    servers: Any,
+) -> Callable[..., tuple[SpecFuseChatModel, FakeProvider, FakeProvider]]:
+    """Makes a model whose lead gives the first reply, and the reserve the second."""
+
+    def make(
+        kind: Kind, first: Any, second: Any
+    ) -> tuple[SpecFuseChatModel, FakeProvider, FakeProvider]:
+        lead, reserve, _ = servers[kind]
+        lead.begin(first)
+        reserve.begin(second)
+        members = [chat_model(kind, server.url) for server in (lead, reserve)]
+        return SpecFuseChatModel(members=members), lead, reserve
+
+    return make
+
+
+DEATHS = {
+    "before the first byte": {"cut": 0},
+    "with an error": {"status": 503},
+    "later": {"cut": 1},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("death", DEATHS)
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_reserve_is_asked_as_the_lead_was_if_nothing_was_shown(
+    failing: Any, kind: Kind, death: str, way: str
+) -> None:
+    dies = Reply([Text(*STORY)], **DEATHS[death])
+    model, lead, reserve = failing(kind, dies, Reply([Text("I look."), CALL]))
+    messages = [SystemMessage("Be brief."), HumanMessage([{"type": "text", "text": "?"}, IMAGE])]
+    bound = model.bind_tools([weather, chart], tool_choice="any")
+    found = await answered(bound, messages, way)
+    assert reserve.asked == lead.asked[:1]
+    assert found.text == "I look." and found.invalid_tool_calls == []
+    assert [(call["id"], call["args"]) for call in found.tool_calls] == [
+        ("call_0001", {"city": "Paris"})
+    ]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_reserve_continues_text_with_the_same_tools(
+    failing: Any, kind: Kind, way: str
+) -> None:
+    whole = "".join(STORY)
+    dies = Reply([Text(*STORY)], cut=TO_TEXT[kind])
+    model, lead, reserve = failing(kind, dies, goes_on(whole))
+    found = await answered(model.bind_tools([weather]), "Why is the sky blue?", way)
+    assert found.text == whole and found.tool_calls == []
+    (request,) = asked(reserve)
+    assert request["tools"] == lead.asked[0]["tools"]
+    turns = turns_of(lead.asked[0])
+    assert turns_of(request)[: len(turns)] == turns
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", ["openai", "responses", "anthropic"])
+async def test_a_call_that_breaks_off_is_begun_anew(failing: Any, kind: Kind, way: str) -> None:
+    dies = Reply([CALL], cut=TO_CALL[kind])
+    other = Call("weather", ('{"city"', ': "Paris"}'), id="call_0009")
+    model, lead, reserve = failing(kind, dies, Reply([other]))
+    found = await answered(model.bind_tools([weather], tool_choice="any"), "The weather?", way)
+    (call,) = found.tool_calls
+    assert (call["name"], call["args"], call["id"]) == ("weather", {"city": "Paris"}, "call_0009")
+    assert found.text == "" and found.invalid_tool_calls == []
+    assert asked(reserve) == lead.asked[:1]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", ["openai", "responses", "anthropic"])
+async def test_a_call_that_breaks_off_after_text_is_made_once(
+    failing: Any, kind: Kind, way: str
+) -> None:
+    said = "I look at it."
+    dies = Reply([Text(said), CALL], cut=TO_CALL[kind] + BEFORE_CALL[kind])
+
+    model, lead, reserve = failing(kind, dies, goes_on(said, CALL))
+    found = await answered(model.bind_tools([weather]), "The weather?", way)
+    assert found.text == said and found.invalid_tool_calls == []
+    (call,) = found.tool_calls
+    assert call["args"] == {"city": "Paris"}
+    assert asked(reserve)[-1]["tools"] == lead.asked[0]["tools"]
+
+
+@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+@pytest.mark.parametrize("kind", ["openai", "responses", "anthropic"])
+async def test_an_object_that_breaks_off_is_begun_anew(
+    failing: Any, kind: Kind, way: str, method: str
+) -> None:
+    part = OBJECT if method == "json_schema" else Call("Weather", OBJECT.pieces)
+    dies = Reply([part], cut=TO_TEXT[kind] if method == "json_schema" else TO_CALL[kind])
+    model, lead, reserve = failing(kind, dies, Reply([part]))
+    bound = model.with_structured_output(Weather, method=method)
+    assert await answered(bound, "The weather?", way) == Weather(**FACTS)
+    assert asked(reserve) == lead.asked[:1]
+
+
+@pytest.mark.parametrize("way", ["stream", "astream"])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_object_that_was_shown_is_completed(failing: Any, kind: Kind, way: str) -> None:
+    """As text: with the provider's format, a model begins another object."""
+    model, _, reserve = failing(kind, Reply([OBJECT], cut=TO_TEXT[kind]), goes_on(OBJECT.whole))
+    found = await answered(model.with_structured_output(Weather), "The weather?", way)
+    assert found == Weather(**FACTS)
+    assert not asked(reserve)[-1].keys() & {"response_format", "text", "output_config"}
+
+
+@pytest.mark.parametrize("way", ["invoke", "stream"])
+@pytest.mark.parametrize("strategy", [ToolStrategy, ProviderStrategy])
+@pytest.mark.parametrize("kind", ["openai", "responses", "anthropic"])
+def test_an_agent_whose_lead_dies_makes_each_call_once(
+    failing: Any, kind: Kind, strategy: Any, way: str
+) -> None:
+    """The lead dies in each of its calls."""
+    model, lead, _ = failing(
+        kind,
+        Reply([CALL], cut=TO_CALL[kind]),
+        lambda body: Reply([CALL] if is_first(body) else [last]),
+    )
+    last: Any = OBJECT
+    if strategy is ToolStrategy:
+        last = Call("Weather", OBJECT.pieces, id="call_0002")
+    state = run(model, [weather], strategy(Weather), way)
+    assert state["structured_response"] == Weather(**FACTS)
+    called = [call["name"] for message in state["messages"][1:2] for call in message.tool_calls]
+    assert called == ["weather"] and lead.asked
+
+
+@pytest.mark.parametrize("cut", [0, 1, 3, 5])
+@pytest.mark.parametrize("kind", ["openai", "responses", "anthropic"])
+def test_a_deep_agent_whose_lead_dies_makes_each_call_once(
+    failing: Any, kind: Kind, cut: int
+) -> None:
+    def lead(body: Any) -> Reply:
+        return Reply([CALL] if is_first(body) else [Text(*STORY)], cut=cut)
+
+    def reserve(body: Any) -> Reply:
+        return Reply([CALL]) if is_first(body) else told(body)
+
+    told = goes_on("".join(STORY))
+    model, _, _ = failing(kind, lead, reserve)
+    agent = create_deep_agent(model, [weather])
+    messages = agent.invoke({"messages": [("human", "Why is the sky blue?")]})["messages"]
+    assert [message.type for message in messages] == ["human", "ai", "tool", "ai"]
+    assert [call["args"] for call in messages[1].tool_calls] == [{"city": "Paris"}]
+    assert messages[-1].text == "".join(STORY)
