@@ -19,7 +19,7 @@ from typing import Any
 from ..core.answer import is_safe, kept_tokens
 from ..core.call import failure_of, note_arrival, refuse_closed
 from ..core.replies import checked_reply
-from ..core.values import Draft, DraftJob, Effort, Failure, Reply, Segment
+from ..core.values import REFUSAL, Draft, DraftJob, Effort, Failure, Reply, Segment
 from .calls import Task, calls_of
 
 LONGEST_WORD = 200
@@ -136,6 +136,8 @@ class LeadStream:
         for reply in self._asked(chunks):
             valid = checked_reply(self._job, reply)
             if not isinstance(valid, Draft):
+                if isinstance(valid, Failure) and valid.kind == REFUSAL:
+                    self._give_held()  # a provider's filter may end a reply after its last word
                 return self._end(valid)  # type: ignore[arg-type]
             self._held = joined(self._held, valid)
             self._is_word = valid.is_silent
@@ -144,14 +146,18 @@ class LeadStream:
             self._give(self._ready())
             if self.is_over:
                 return None
+        self._give_held()
+        if self._has_written:
+            return self._begin_anew()
+        return self._end(self._held)
+
+    def _give_held(self) -> None:
+        """Deliver the text that is held, and wait for the next job."""
         held = self._held
         if held.text:
             self._held = NOTHING  # its cost is reported now
             self._give(held)
         self._wait_until_asked()
-        if self._has_written:
-            return self._begin_anew()
-        return self._end(self._held)
 
     def _asked(self, chunks: Iterator[Any]) -> Iterator[Any]:
         while True:

@@ -429,6 +429,22 @@ async def test_a_limit_reached_is_reported_as_by_the_provider(
     await both.compare(itself, "Why?", way)
 
 
+@pytest.mark.parametrize("way", ["invoke", "stream"])
+@pytest.mark.parametrize("pieces", [('{"city": ', '"Par'), ('{"city": ', '"Paris"}')])
+@pytest.mark.parametrize("kind", ["openai", "mistral"])
+async def test_a_limit_reached_in_a_call_is_reported_as_by_the_provider(
+    beside: Any, kind: Kind, pieces: tuple[str, ...], way: str
+) -> None:
+    both = beside(kind, Reply([Call("weather", pieces)], finish="length"))
+    await both.compare(lambda model: model.bind_tools([weather]), "The weather?", way)
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_text_that_a_filter_cuts_is_the_providers(beside: Any, way: str) -> None:
+    both = beside("openai", Reply([Text(*STORY)], finish="content_filter"))
+    await both.compare(itself, "Why?", way)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 async def test_usage_has_the_providers_details(beside: Any, kind: Kind) -> None:
     both = beside(kind, Reply([Text(*STORY)]))

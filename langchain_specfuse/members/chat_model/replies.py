@@ -207,7 +207,7 @@ class Reply:
         """The end of a reply whose text has not begun. Raises if a limit is the reason."""
         thought, text = split_thought(self._held, whole=True) or ("", "")
         limit = ""
-        if self._finish == "length" and not text:
+        if self._finish == "length" and not text and not self._calling:
             limit = "its own max_tokens"
         if self._thought_size > self._limit:
             limit = f"thinking_tokens={self._limit}"
