@@ -84,7 +84,7 @@ class AnswerChunks:
         passed = self._passthrough.of(round)
         if passed is not None and self._v1:
             passed = [in_blocks(chunk) for chunk in passed]
-        is_withheld = round.finish == "refusal" and not passed and not self._released
+        is_withheld = round.finish == "refusal" and not (passed or self._passthrough.has_content)
         if passed is not None and not is_withheld:
             if round.finish:
                 text = passed.pop() if passed and is_plain(passed[-1]) else None

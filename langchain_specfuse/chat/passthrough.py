@@ -29,6 +29,8 @@ class Passthrough:
         """How much of that is agreed, and not released."""
         self.is_all = True
         """Whether providers wrote the whole answer."""
+        self.has_content = False
+        """Whether anything that is not empty was handed on."""
         self._has_begun = False
         self._author = ""
         self._metadata: dict[str, Any] = {}
@@ -124,6 +126,7 @@ class Passthrough:
         if "".join(chunk.text for chunk in taken) != text:
             return self._rewritten(taken, text)
         kept = [chunk for chunk in taken if not is_empty(chunk)]
+        self.has_content = self.has_content or bool(kept)
         if taken and not self._has_begun:
             self._has_begun = True
             kept = [taken[0], *(chunk for chunk in kept if chunk is not taken[0])]
@@ -133,6 +136,7 @@ class Passthrough:
         """These chunks with another text, because the answer has it in another form."""
         self._waiting.clear()
         self._known = self._agreed = 0
+        self.has_content = True
         whole = joined(taken) if taken else AIMessageChunk(content="")
         return [with_text(whole, text)]
 
