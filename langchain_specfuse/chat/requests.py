@@ -45,9 +45,9 @@ def request_of(
     tools: Sequence[Any] = options.get("tools") or ()
     format = options.get("response_format")
     if structured is None and format is not None:
-        if isinstance(format, Mapping) and format.get("type") in _FORMATS:
+        if tools or (isinstance(format, Mapping) and format.get("type") in _FORMATS):
             further["response_format"] = format
-        else:  # a schema
+        else:  # a schema, which only bind_tools may read
             structured = {"schema": format, "method": "json_schema"}
     if structured is not None and structured.get("method") == "function_calling":
         tools = ()
