@@ -167,9 +167,7 @@ class SpecFuseChatModel(Options, BaseChatModel):
         with langchain_errors():
             # A schema or an embedding can take long, and so can making members from their names.
             if kwargs or self.calibration or self._held is None:
-                question = await asyncio.to_thread(
-                    self._question, messages, stop, kwargs, is_whole
-                )
+                question = await asyncio.to_thread(self._question, messages, stop, kwargs, is_whole)
             else:
                 question = self._question(messages, stop, kwargs, is_whole)
             probes = await aloaded(question.ensemble, question.call)
