@@ -20,6 +20,7 @@ from deepagents import create_deep_agent
 from langchain.agents import create_agent
 from langchain.agents.structured_output import ProviderStrategy, ToolStrategy
 from langchain_anthropic import ChatAnthropic
+from langchain_core.caches import InMemoryCache
 from langchain_core.exceptions import ModelRefusalError
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
@@ -458,6 +459,30 @@ async def test_usage_is_none_where_the_provider_reports_none(beside: Any) -> Non
     both = beside("openai", Reply([Text(*STORY)]), stream_usage=False)
     _, found = await both.compare(itself, "Why?", "stream")
     assert found.usage_metadata is None
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_model_with_a_cache_of_its_own_is_asked_once(
+    beside: Any, kind: Kind, way: str
+) -> None:
+    """LangChain caches no streams, so such a model does not stream where nobody reads along."""
+    both = beside(kind, Reply([Text("I look", " at it."), CALL]))
+    both.alone, lead = [
+        chat_model(kind, server.url, cache=InMemoryCache())
+        for server in (both.alone_server, both.lead_server)
+    ]
+    both.led = SpecFuseChatModel(members=[lead, chat_model(kind, both.reserve_server.url)])
+    for _ in range(2):
+        expected, found = [
+            await answered(model.bind_tools([weather]), "How is the weather?", way)
+            for model in (both.alone, both.led)
+        ]
+        both.same_requests()
+        for answer in (expected, found):
+            answer.usage_metadata.pop("total_cost", None)
+        assert plain(found) == plain(expected)
+    assert len(both.lead_server.asked) == 1
 
 
 # --- tools ------------------------------------------------------------------------------------------

@@ -414,13 +414,14 @@ class ChatModelMember:
     ) -> OpenStream:
         """A stream of the answer from its beginning."""
         is_lead = is_alone(job)
+        request = Request.of(job.query)
         return self._new_stream(
-            self._parts(messages, arguments, has_tags=not is_lead),
+            self._parts(messages, arguments, has_tags=not is_lead, is_whole=request.is_whole),
             answer,
             _words_in(messages),
             sampling=job.sampling,
             is_lead=is_lead,
-            broke_off=Request.of(job.query).is_unfinished,
+            broke_off=request.is_unfinished,
         )
 
     def _new_stream(
@@ -452,12 +453,13 @@ class ChatModelMember:
         options: Mapping[str, Any],
         may_be_empty: bool = False,
         has_tags: bool = True,
+        is_whole: bool = False,
     ) -> Iterator[StreamPart]:
         model = self.model
         limit, variable = self.thinking_tokens, self.key_variable
         reply = Reply(self.name, model, self._key, limit, variable, may_be_empty, has_tags)
         try:
-            yield from reply.parts(messages, options)
+            yield from reply.parts(messages, options, is_whole=is_whole)
         except MemberError as error:
             if error.kind == "denied" and model is self.model:
                 self.is_denied = True

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
+from langchain_core.caches import BaseCache
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessageChunk, BaseMessage
 from langsmith import tracing_context
@@ -90,9 +91,11 @@ class Reply:
         reason."""
 
     def parts(
-        self, messages: Sequence[BaseMessage], options: Mapping[str, Any]
+        self, messages: Sequence[BaseMessage], options: Mapping[str, Any], *, is_whole: bool = False
     ) -> Iterator[StreamPart]:
-        """Send the request and read the stream. The last part says how the reply ended."""
+        """Send the request and read the stream. The last part says how the reply ended.
+        ``is_whole``: nobody sees the answer before it is complete, so it may come from the chat
+        model's own cache, which LangChain does not use for streams."""
         # Some chat models, such as ChatOllama, know a setting only as their own field.
         fields = type(self._model).model_fields
         options = {_name_in(fields, name): value for name, value in options.items()}
@@ -102,7 +105,9 @@ class Reply:
         with tracing_context(enabled=False):  # the round's own spans show what members do
             untraced = contextvars.copy_context()
         chunk: Any = None
-        chunks = model.stream(list(messages), **rest)
+        chunks: Iterator[Any] = model.stream(list(messages), **rest)
+        if is_whole and isinstance(model.cache, BaseCache):
+            chunks = (model.invoke(asked, **rest) for asked in [list(messages)])
         try:
             while self._thought_size <= self._limit:
                 chunk = untraced.run(next, chunks, None)
