@@ -535,6 +535,8 @@ def _data(event: dict[str, Any]) -> str:
 
 
 class _Server(ThreadingHTTPServer):
+    request_queue_size = 128
+
     def handle_error(self, *_: Any) -> None:
         """Print nothing: clients close connections."""
 
