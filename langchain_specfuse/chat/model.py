@@ -184,14 +184,20 @@ class SpecFuseChatModel(Options, BaseChatModel):
 
     def _warn_of_limit(self, last: Round, call: Call) -> None:
         """Warn of an answer that a limit has cut, once for this chat model and option."""
-        if last.finish != "length" or last.stalled or "max_tokens" in self._reached:
+        if last.finish != "length" or last.stalled:
             return
-        self._reached.add("max_tokens")
-        log.warning(
-            "an answer was cut at max_tokens=%s, so its finish reason is 'length'; later ones are "
-            "not reported\n-> raise max_tokens=, here or in the chat model that wrote",
-            call.max_tokens or ("its provider's" if last.segment.is_cut else call.budget()),
-        )
+        option, value = "max_tokens", f"={call.max_tokens or call.budget()}"
+        if last.segment.is_cut and call.max_tokens is None:
+            option, value = f"the max_tokens of {last.member}", ""
+        if option not in self._reached:
+            self._reached.add(option)
+            log.warning(
+                "an answer was cut at %s%s, so its finish reason is 'length'; later ones are not "
+                "reported\n-> raise %s",
+                option,
+                value,
+                option,
+            )
 
     def _question(
         self, messages: Any, stop: Any, options: Mapping[str, Any], is_whole: bool

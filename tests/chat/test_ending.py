@@ -228,7 +228,7 @@ async def test_the_first_answer_that_max_tokens_cuts_is_reported(
     cut = llm.invoke("?", max_tokens=2)
     assert cut.response_metadata["finish_reason"] == "length"
     (warning,) = warned()
-    assert "max_tokens=2" in warning and "-> raise max_tokens=" in warning
+    assert "max_tokens=2" in warning and "-> raise max_tokens" in warning
     await llm.ainvoke("?", max_tokens=3)
     assert len(warned()) == 1  # once for each chat model
     other = pickle.loads(pickle.dumps(llm))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from langchain_core.messages import AIMessageChunk
 
-from langchain_specfuse import ChatModelMember
+from langchain_specfuse import ChatModelMember, SpecFuseChatModel
 from langchain_specfuse.core.values import Draft, Failure
 from langchain_specfuse.members.chat_model.finishes import REASONS, finish_of
 
@@ -197,7 +197,7 @@ def test_each_reason_of_each_provider(provider: str, field: str, reason: str, fi
     elif finish == "refusal":
         assert isinstance(last, Failure) and last.kind == "refusal"
     else:
-        assert isinstance(last, Draft) and last.ended == (finish == "stop")
+        assert isinstance(last, Draft) and last.ended and last.is_cut == (finish == "length")
 
 
 def test_the_table_has_these_reasons_and_no_others() -> None:
@@ -233,3 +233,15 @@ def test_a_reason_that_says_nothing_yet_is_none(reason: str) -> None:
     assert isinstance(last, Failure) and "ConnectionError" in last.message
     *_, last = ending({"finish_reason": reason}, AIMessageChunk("."))
     assert isinstance(last, Draft) and last.ended
+
+
+def test_the_limit_that_cut_an_answer_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    last = AIMessageChunk("", response_metadata={"finish_reason": "length"})
+    llm = SpecFuseChatModel(members=[refuser(AIMessageChunk("The sky"), last)])
+    for options, limit in (({}, "the max_tokens of Refuser"), ({"max_tokens": 9}, "max_tokens=9")):
+        for asked in (1, 2):
+            caplog.clear()
+            assert llm.invoke("?", **options).response_metadata["finish_reason"] == "length"
+            assert [f"cut at {limit}," in message for message in caplog.messages] == [True] * (
+                asked == 1
+            )
