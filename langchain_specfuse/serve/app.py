@@ -68,7 +68,8 @@ def app_of(
         "specfuse": about,
     }
     timeout = min(llm.timeout or limits.timeout, limits.timeout)
-    defaults = {"max_tokens": min(llm.budget(), limits.max_answer_tokens), "reasoning": True}
+    budget = llm.max_tokens or (limits.max_answer_tokens if is_hosted else llm.budget())
+    defaults = {"max_tokens": min(budget, limits.max_answer_tokens), "reasoning": True}
     bounds = {"timeout": timeout, "max_waiting": limits.max_waiting}
     guarded = [Depends(_guard(api_keys, hosts))]
 

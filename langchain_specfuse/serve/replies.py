@@ -99,6 +99,7 @@ class Reply(BaseCallbackHandler):
             self.summary = dict(metadata["specfuse"])
             self.summary["exits"] = exits_without_reasons(self.summary["exits"])
             self.finish = self._finish()
+            self.usage = self.usage or _estimate(self.summary)
         if self.usage and self.finish:
             self.summary["tokens"] = dict(self.usage.get("output_token_details", {}))
         return piece
@@ -133,6 +134,14 @@ class Reply(BaseCallbackHandler):
         if finish in ("stop", "stop_string"):
             return "tool_calls" if self._calls else "stop"
         return finish if finish == "length" else "content_filter"
+
+
+def _estimate(summary: Mapping[str, Any]) -> UsageMetadata:
+    """The usage of an answer whose provider has reported none: the members' own estimates."""
+    used = summary.get("usage", {}).values()
+    read = sum(usage["input_tokens"] for usage in used)
+    written = sum(usage["output_tokens"] for usage in used)
+    return UsageMetadata(input_tokens=read, output_tokens=written, total_tokens=read + written)
 
 
 def _beside_text(chunk: AIMessageChunk) -> tuple[str, str]:
