@@ -36,7 +36,7 @@ RETRIED = (429, 500, 502, 503, 504)
 """Statuses of errors that may be temporary."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 CONNECT_S = 5.0
-REST_S, LONGEST_REST_S = 0.004, 0.05
+REST_S, LONGEST_REST_S = 0.004, 0.03
 """How long a stream is not read after a chunk, for each other stream that is read, and the most
 together: a chunk takes far more processor time than another token in it."""
 JSON = {"content-type": "application/json"}
