@@ -108,7 +108,11 @@ class AnswerChunks:
             if prose != round.text:
                 written = [(round, prose)]
             content = self._text_blocks(round, written, thought) if self._v1 else prose
-            yield self._chunk(content, last, thought=thought)
+            ours = self._chunk(content, last, thought=thought)
+            if self._passthrough.has_content and not self._v1:
+                assert isinstance(ours.message, AIMessageChunk)
+                ours.message = self._passthrough.shown.continued(ours.message)
+            yield ours
         if pieces:
             content = self._call_blocks(round, pieces) if self._v1 else ""
             yield self._chunk(content, None, pieces=pieces)

@@ -9,12 +9,63 @@ from langchain_core.messages import AIMessageChunk
 from langchain_core.messages.ai import UsageMetadata, add_usage
 
 from ..core.round import Round
-from ..members.chat_model.parts import joined, split, with_text
+from ..members.chat_model.parts import is_text, joined, provider_of, split, with_text
 
 AT_ONCE = frozenset({"logprobs", "model_provider", "output_version"})
 """Metadata that belong to a chunk. The rest describes the whole reply and comes with its end."""
 REASONING = frozenset({"reasoning", "thinking", "reasoning_content", "redacted_thinking"})
 """Types of content blocks, and keys of fields, that contain reasoning."""
+
+
+class Shown:
+    """The form of the content that was handed on. Another reply that continues it takes this form,
+    because LangChain joins blocks of the same index, and the names of two providers."""
+
+    def __init__(self) -> None:
+        self._provider: dict[str, Any] = {}
+        self._has_blocks = False
+        self._last = -1
+        """The highest index of a block."""
+        self._text = -1
+        """The index of the last block of text."""
+
+    def add(self, chunk: AIMessageChunk) -> None:
+        self._provider = self._provider or provider_of(chunk)
+        for block in chunk.content if isinstance(chunk.content, list) else ():
+            self._has_blocks = True
+            index = block.get("index") if isinstance(block, dict) else None
+            if isinstance(index, int):
+                self._last = max(self._last, index)
+                if is_text(block):
+                    self._text = index
+
+    def continued(self, chunk: AIMessageChunk) -> AIMessageChunk:
+        """The chunk of another reply in this form. Blocks that only its provider knows are dropped
+        if that is another one; the calls in them stay in ``tool_call_chunks``."""
+        metadata = {**chunk.response_metadata, **self._provider}
+        content: str | list[Any] = str(chunk.text)
+        if self._has_blocks:
+            content = self._blocks(chunk)
+        return chunk.model_copy(update={"content": content, "response_metadata": metadata})
+
+    def _blocks(self, chunk: AIMessageChunk) -> list[Any]:
+        text: dict[str, Any] = {"type": "text", "index": self._text}
+        if self._text < self._last:
+            text["index"] = self._last + 1
+        if isinstance(chunk.content, str):
+            return [{**text, "text": chunk.content}] if chunk.content else []
+        name = "model_provider"
+        is_same = chunk.response_metadata.get(name) == self._provider.get(name)
+        blocks: list[Any] = []
+        for block in chunk.content:
+            if isinstance(block, str):
+                blocks.append({**text, "text": block})
+            elif is_text(block):
+                kept = {key: value for key, value in block.items() if key != "id"}
+                blocks.append({**kept, **text})
+            elif is_same and isinstance(block.get("index"), int):
+                blocks.append({**block, "index": block["index"] + self._last + 2})
+        return blocks
 
 
 class Passthrough:
@@ -31,6 +82,9 @@ class Passthrough:
         """Whether providers wrote the whole answer."""
         self.has_content = False
         """Whether anything that is not empty was handed on."""
+        self.shown = Shown()
+        self._is_continued = False
+        """Whether the author continues what another member has written."""
         self._has_begun = False
         self._author = ""
         self._metadata: dict[str, Any] = {}
@@ -61,6 +115,7 @@ class Passthrough:
         """Drop what another member has sent and nobody agreed on."""
         if self._author:
             self._reasoning = False  # that of the first author was shown
+        self._is_continued = self.has_content
         self._author = author
         self._drop_from(self._agreed)
         self._metadata = {}
@@ -99,6 +154,8 @@ class Passthrough:
         if part.id and part.id.startswith("lc_run--"):  # LangChain's own, of the member's run
             changes["id"] = None
         chunk = part.model_copy(update=changes)
+        if self._is_continued:
+            chunk = self.shown.continued(chunk)
         self._append(chunk if self._reasoning else without_reasoning(chunk))
 
     def _taken(self, round: Round) -> list[AIMessageChunk] | None:
@@ -130,6 +187,9 @@ class Passthrough:
         if taken and not self._has_begun:
             self._has_begun = True
             kept = [taken[0], *(chunk for chunk in kept if chunk is not taken[0])]
+        if not self._is_continued:
+            for chunk in kept:
+                self.shown.add(chunk)
         return merged(kept)
 
     def _rewritten(self, taken: list[AIMessageChunk], text: str) -> list[AIMessageChunk]:
@@ -137,8 +197,8 @@ class Passthrough:
         self._waiting.clear()
         self._known = self._agreed = 0
         self.has_content = True
-        whole = joined(taken) if taken else AIMessageChunk(content="")
-        return [with_text(whole, text)]
+        whole = with_text(joined(taken) if taken else AIMessageChunk(content=""), text)
+        return [self.shown.continued(whole) if self._is_continued else whole]
 
 
 def merged(chunks: list[AIMessageChunk]) -> list[AIMessageChunk]:

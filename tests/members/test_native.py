@@ -29,7 +29,7 @@ from langchain_mistralai import ChatMistralAI
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel
 
-from langchain_specfuse import SpecFuseChatModel
+from langchain_specfuse import ScriptedMember, SpecFuseChatModel
 
 from .fake_provider import Call, Cited, FakeProvider, Kind, Refusal, Reply, Text, Thought
 
@@ -702,6 +702,8 @@ TO_TEXT = {"openai": 3, "responses": 5, "anthropic": 5, "mistral": 3}
 """The events of a reply that end with the second piece of its first part."""
 TO_CALL = {"openai": 4, "responses": 4, "anthropic": 5}
 """The same where that is a call, which begins with an event of its own in OpenAI's protocol."""
+BEYOND = {"openai": 2, "responses": 7, "anthropic": 4, "mistral": 2}
+"""The events of reasoning of two pieces before it."""
 BEFORE_CALL = {"openai": 1, "responses": 6, "anthropic": 3}
 """The events of a text of one piece before it."""
 
@@ -803,6 +805,38 @@ async def test_a_reserve_continues_text_with_the_same_tools(
     assert request["tools"] == lead.asked[0]["tools"]
     turns = turns_of(lead.asked[0])
     assert turns_of(request)[: len(turns)] == turns
+
+
+@pytest.mark.parametrize("way", ["invoke", "stream"])
+@pytest.mark.parametrize("other", [*KINDS, "local"])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_another_provider_continues_has_the_form_of_the_first(
+    servers: Any, kind: Kind, other: Any, way: str
+) -> None:
+    """LangChain merges blocks of one index, such as the reasoning of one and the text of another,
+    and joins the names of two providers."""
+    whole = "".join(STORY)
+    lead, reserve = servers[kind][0], servers.get(other, servers[kind])[1]
+    lead.begin(Reply([Thought("Let me", " see."), Text(*STORY)], cut=TO_TEXT[kind] + BEYOND[kind]))
+    reserve.begin(goes_on(whole, CALL))
+    spare: Any = ScriptedMember(whole, name="spare")
+    if other != "local":
+        spare = chat_model(other, reserve.url)
+    model = SpecFuseChatModel(members=[chat_model(kind, lead.url), spare])
+    found = await answered(model.bind_tools([weather]), "Why is the sky blue?", way)
+    assert found.text == whole
+    assert "".join(block.get("text", "") for block in found.content_blocks) == whole
+    assert found.response_metadata["model_provider"] == {
+        "responses": "openai",
+        "mistral": "mistralai",
+    }.get(kind, kind)
+    if isinstance(found.content, list):
+        for block in found.content:
+            assert isinstance(block, str) or not {"thinking", "text"} <= block.keys()
+            assert isinstance(block, str) or not {"summary", "text"} <= block.keys()
+    assert [call["args"] for call in found.tool_calls] == (
+        [] if other == "local" else [{"city": "Paris"}]
+    )
 
 
 @pytest.mark.parametrize("way", WAYS)
