@@ -84,7 +84,9 @@ class Passthrough:
         """Whether anything that is not empty was handed on."""
         self.shown = Shown()
         self._is_continued = False
-        """Whether the author continues what another member has written."""
+        """Whether this reply continues another one."""
+        self._run = ""
+        """LangChain's id of the request."""
         self._has_begun = False
         self._author = ""
         self._metadata: dict[str, Any] = {}
@@ -104,6 +106,7 @@ class Passthrough:
             return None
         if round.member != self._author:
             self._begin_reply(round.member)
+            self._run = ""
         for part in draft.parts:
             self._add(part)
         self._agreed += len(round.segment.text)
@@ -112,13 +115,13 @@ class Passthrough:
         return self._taken(round)
 
     def _begin_reply(self, author: str) -> None:
-        """Drop what another member has sent and nobody agreed on."""
-        if self._author:
-            self._reasoning = False  # that of the first author was shown
-        self._is_continued = self.has_content
+        """Drop what came in another reply and nobody agreed on."""
         self._author = author
         self._drop_from(self._agreed)
         self._metadata = {}
+        if self.has_content or self._waiting:
+            self._is_continued = True
+            self._reasoning = False  # that of the first reply was shown
 
     def _withdraw(self, length: int) -> None:
         if length:
@@ -140,6 +143,12 @@ class Passthrough:
         self._known += len(chunk.text)
 
     def _add(self, part: AIMessageChunk) -> None:
+        run = part.id or ""
+        if not run.startswith("lc_run--"):
+            run = ""  # the provider's own id, which may be only in one chunk of a reply
+        if run and self._run and run != self._run:  # its author was asked again
+            self._begin_reply(self._author)
+        self._run = run or self._run
         metadata = part.response_metadata
         at_once = {name: value for name, value in metadata.items() if name in AT_ONCE}
         if later := {name: value for name, value in metadata.items() if name not in AT_ONCE}:
@@ -151,7 +160,7 @@ class Passthrough:
             "usage_metadata": None,
             "chunk_position": None,
         }
-        if part.id and part.id.startswith("lc_run--"):  # LangChain's own, of the member's run
+        if run:
             changes["id"] = None
         chunk = part.model_copy(update=changes)
         if self._is_continued:

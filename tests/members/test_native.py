@@ -29,9 +29,9 @@ from langchain_mistralai import ChatMistralAI
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel
 
-from langchain_specfuse import ScriptedMember, SpecFuseChatModel
+from langchain_specfuse import ScriptedMember, SpecFuseChatModel, checks
 
-from .fake_provider import Call, Cited, FakeProvider, Kind, Refusal, Reply, Text, Thought
+from .fake_provider import SIGNATURE, Call, Cited, FakeProvider, Kind, Refusal, Reply, Text, Thought
 
 KINDS: list[Kind] = ["openai", "responses", "anthropic", "mistral"]
 pytestmark = pytest.mark.filterwarnings(
@@ -837,6 +837,29 @@ async def test_what_another_provider_continues_has_the_form_of_the_first(
     assert [call["args"] for call in found.tool_calls] == (
         [] if other == "local" else [{"city": "Paris"}]
     )
+
+
+@pytest.mark.parametrize("way", ["invoke", "stream"])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_the_reasoning_of_a_lead_that_a_check_corrects_stays_its_first(
+    failing: Any, kind: Kind, way: str
+) -> None:
+    """Anthropic refuses a signature that is joined of two."""
+
+    def lead(body: Any) -> Reply:
+        said = [text_of(turn) for turn in turns_of(body) if turn.get("role") == "assistant"]
+        if is_trial(body):
+            return Reply([Text(" six,", " five,")])
+        if said:
+            return Reply([Thought("Again"), Text(" green", ".")])
+        return Reply([Thought("Hm"), Text("The sky", " is", " purple", " today.")])
+
+    model, *_ = failing(kind, lead, lead)
+    asked = model.bind_tools([weather], checks=[checks.forbids("purple")])
+    found = await answered(asked, "Why?", way)
+    assert found.text == "The sky is green."
+    data = json.dumps(found.content)
+    assert "Again" not in data and data.count(SIGNATURE) == (1 if kind == "anthropic" else 0)
 
 
 @pytest.mark.parametrize("way", WAYS)
