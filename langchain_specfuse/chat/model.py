@@ -48,6 +48,7 @@ from .options import NOT_FOR_A_CALL, Call, Options, translated_fields
 from .question import Question, aloaded, loaded, warn_where_votes_decide_nothing
 from .references import has_chat_model, names_of
 from .report import Report, RunScope
+from .requests import STRUCTURED
 from .routing import name_of
 from .schemas import openai_tools
 
@@ -476,7 +477,9 @@ class SpecFuseChatModel(Options, BaseChatModel):
         # LangChain's own method uses the serialized form, which leaves out members that are
         # objects.
         kwargs = {name: value for name, value in kwargs.items() if name not in _SAME_ANSWER}
-        params = self._get_invocation_params(stop=stop, **_shape.as_plain_data(kwargs))
+        params = self._get_invocation_params(stop=stop, **kwargs)
+        # A chat model that leads is asked for an object in another way.
+        params["structured_by"] = kwargs.get(STRUCTURED, {}).get("method")
         return str(sorted(params.items(), key=lambda item: item[0]))
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> Any:

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 from langchain_core.caches import InMemoryCache
+from langchain_core.language_models import FakeListChatModel
 
-from langchain_specfuse import ScriptedMember, SpecFuseChatModel, checks
+from langchain_specfuse import ChatModelMember, ScriptedMember, SpecFuseChatModel, checks
 
 MEMBER = ScriptedMember("A 1", name="a")
 
@@ -134,6 +135,20 @@ def test_a_function_has_the_same_key_in_another_process(tmp_path: Path) -> None:
     # a helper function in the same file is part of the key
     third = printed(tmp_path, GRADES.replace("text.strip()", "text.upper()"))
     assert third[0] != first[0] and third[1] == first[1]
+
+
+def test_an_object_comes_from_the_cache_only_if_it_was_asked_for_in_the_same_way() -> None:
+    replies = [f'{{"a": {number}}}' for number in range(3)]
+    member = ChatModelMember(FakeListChatModel(responses=replies), name="a")
+    llm = SpecFuseChatModel(members=[member], cache=InMemoryCache())
+    schema = {"title": "A", "type": "object", "properties": {"a": {"type": "integer"}}}
+    ways = [
+        llm.with_structured_output(schema),
+        llm.with_structured_output({**schema, "title": "B"}),
+        llm.with_structured_output(schema, method="json_mode"),
+    ]
+    for number, way in enumerate([*ways, *ways]):
+        assert way.invoke("Which number?") == {"a": number % 3}
 
 
 def test_the_key_of_a_call_with_other_members_depends_on_their_arguments() -> None:
