@@ -81,6 +81,7 @@ class AnswerChunks:
         contains nothing else and is not the last.
         """
         self._count(round)
+        written = self._authors_of(round) if self._v1 else []
         passed = self._passthrough.of(round)
         if passed is not None and self._v1:
             passed = [in_blocks(chunk) for chunk in passed]
@@ -89,10 +90,10 @@ class AnswerChunks:
             if round.finish:
                 text = passed.pop() if passed and is_plain(passed[-1]) else None
                 passed.append(self._last(round, text))
+            self._shown += len(round.text)
             for chunk in passed:
                 yield ChatGenerationChunk(message=chunk)
             return
-        written = self._authors_of(round) if self._v1 else []
         prose = round.text
         pieces: list[CallPiece] = []
         if self._splitter:

@@ -100,13 +100,16 @@ class Passthrough:
     def of(self, round: Round) -> list[AIMessageChunk] | None:
         """The chunks for the text that this round releases; None if they do not have it."""
         draft = round.drafts[round.winner]
-        self.is_all = self.is_all and bool(draft.parts or self._author)
+        is_other = round.member != self._author
+        self.is_all = self.is_all and bool(draft.parts or not is_other)
         self._withdraw(len(round.withdrawn))
-        if not draft.parts and not self._waiting:
-            return None
-        if round.member != self._author:
+        if is_other and (draft.parts or self._author):
             self._begin_reply(round.member)
             self._run = ""
+            if not draft.parts:  # it is no chat model
+                self._clear()
+        if not draft.parts and not self._waiting:
+            return None
         for part in draft.parts:
             self._add(part)
         self._agreed += len(round.segment.text)
@@ -122,6 +125,10 @@ class Passthrough:
         if self.has_content or self._waiting:
             self._is_continued = True
             self._reasoning = False  # that of the first reply was shown
+
+    def _clear(self) -> None:
+        self._waiting.clear()
+        self._known = self._agreed = 0
 
     def _withdraw(self, length: int) -> None:
         if length:
@@ -190,6 +197,8 @@ class Passthrough:
         if round.finish in ("stop_string", "check"):
             self._waiting.clear()
         if "".join(chunk.text for chunk in taken) != text:
+            if round.finish == "stop":
+                taken += self._waiting  # perhaps with calls
             return self._rewritten(taken, text)
         kept = [chunk for chunk in taken if not is_empty(chunk)]
         self.has_content = self.has_content or bool(kept)
@@ -203,8 +212,7 @@ class Passthrough:
 
     def _rewritten(self, taken: list[AIMessageChunk], text: str) -> list[AIMessageChunk]:
         """These chunks with another text, because the answer has it in another form."""
-        self._waiting.clear()
-        self._known = self._agreed = 0
+        self._clear()
         self.has_content = True
         whole = with_text(joined(taken) if taken else AIMessageChunk(content=""), text)
         return [self.shown.continued(whole) if self._is_continued else whole]

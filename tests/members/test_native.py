@@ -915,6 +915,87 @@ async def test_an_object_that_was_shown_is_completed(failing: Any, kind: Kind, w
     assert not asked(reserve)[-1].keys() & {"response_format", "text", "output_config"}
 
 
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_reserve_that_is_no_chat_model_makes_its_call(
+    servers: Any, kind: Kind, way: str
+) -> None:
+    """The lead dies in the middle of a word, of which its provider has sent the beginning."""
+    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+    lead, *_ = servers[kind]
+    lead.begin(Reply([Text("I look", " at Par", "is.")], cut=TO_TEXT[kind]))
+    reserve = ScriptedMember(f"I look at Paris. {call}", name="local")
+    model = SpecFuseChatModel(members=[chat_model(kind, lead.url), reserve])
+    found = await answered(model.bind_tools([weather]), "The weather?", way)
+    assert found.text.strip() == "I look at Paris." and found.invalid_tool_calls == []
+    texts = [block["text"] for block in found.content_blocks if block["type"] == "text"]
+    assert "".join(texts) == found.text
+    assert [call["args"] for call in found.tool_calls] == [{"city": "Paris"}]
+    assert found.usage_metadata["output_tokens"] > 10
+
+
+@pytest.mark.parametrize("version", [None, "v1"])
+@pytest.mark.parametrize("kinds", [("openai", "anthropic"), ("anthropic", "openai")])
+async def test_a_reserve_of_another_provider_goes_on_in_the_form_of_the_lead(
+    servers: Any, kinds: Any, version: Any
+) -> None:
+    """OpenAI's content is text, Anthropic's are blocks where it has tools."""
+    lead, reserve = [servers[kind][0] for kind in kinds]
+    lead.begin(Reply([Text(*STORY)], cut=TO_TEXT[kinds[0]]))
+    reserve.begin(goes_on("".join(STORY), CALL))
+    members = [chat_model(kind, servers[kind][0].url) for kind in kinds]
+    model = SpecFuseChatModel(members=members, output_version=version)
+    found = await answered(model.bind_tools([weather]), "Why is the sky blue?", "stream")
+    texts = [block["text"] for block in found.content_blocks if block["type"] == "text"]
+    assert "".join(texts) == found.text == "".join(STORY)
+    assert [call["args"] for call in found.tool_calls] == [{"city": "Paris"}]
+    if kinds[0] == "openai":
+        assert found.response_metadata["model_provider"] == "openai"
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_call_after_text_that_a_check_refused_is_made(
+    servers: Any, kind: Kind, way: str
+) -> None:
+    """The provider has sent the beginning of a word that was refused."""
+
+    def again(body: Any) -> Reply:
+        return Reply([Text(" six,")]) if is_trial(body) else Reply([Text(" It is."), CALL])
+
+    lead, *_ = servers[kind]
+    lead.begin(Reply([Text("I look at it. Ba", "d it", " is.")]), again)
+    model = SpecFuseChatModel(
+        members=[chat_model(kind, lead.url)],
+        checks=[checks.at("segment", lambda text: "bad" if "Bad" in text else None, name="bad")],
+    )
+    found = await answered(model.bind_tools([weather]), "The weather?", way)
+    assert [call["args"] for call in found.tool_calls] == [{"city": "Paris"}]
+    assert "Bad" not in found.text
+
+
+@pytest.mark.parametrize("way", ["invoke", "stream"])
+async def test_a_call_after_one_that_a_check_refused_has_a_block_of_its_own(
+    servers: Any, way: str
+) -> None:
+    rome = Call("weather", ('{"city": "Rome"}',), id="call_0002")
+
+    def again(body: Any) -> Reply:
+        return Reply([Text(" six,")]) if is_trial(body) else Reply([rome])
+
+    def no_paris(_: str, context: Any) -> str | None:
+        return "Paris" if "Paris" in str(context.tool_calls) else None
+
+    lead, *_ = servers["anthropic"]
+    lead.begin(Reply([Text("I look."), CALL]), again)
+    model = SpecFuseChatModel(
+        members=[chat_model("anthropic", lead.url)], checks=[checks.at("call", no_paris)]
+    )
+    found = await answered(model.bind_tools([weather]), "The weather?", way)
+    assert [block["type"] for block in found.content] == ["text", "tool_use"]
+    assert [call["id"] for call in found.tool_calls] == ["call_0002"]
+
+
 @pytest.mark.parametrize("way", ["invoke", "stream"])
 @pytest.mark.parametrize("strategy", [ToolStrategy, ProviderStrategy])
 @pytest.mark.parametrize("kind", ["openai", "responses", "anthropic"])
