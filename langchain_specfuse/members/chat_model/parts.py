@@ -17,6 +17,7 @@ from ...core.values import ToolCall
 def as_chunk(message: BaseMessage) -> AIMessageChunk:
     """The message as a chunk. Models that do not stream return whole messages.
 
+    >>> from langchain_core.messages import AIMessage
     >>> message = AIMessage("", tool_calls=[{"name": "add", "args": {"a": 1}, "id": "1"}])
     >>> as_chunk(message).tool_call_chunks[0]["args"]
     '{"a": 1}'
