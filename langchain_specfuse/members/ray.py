@@ -40,6 +40,8 @@ THREADS = 100
 """How many jobs a process works on at the same time, if its member waits for others and does not
 say. Ray starts these threads with the process."""
 Amount = Annotated[float, Field(ge=0)]
+FORWARDED = ("spec", "preview", "waits", "arrives_whole", "is_hosted", "refuse_without_tools")
+"""What the hosted member's object in this process says about it."""
 _STARTING = threading.Lock()
 """Two threads must not connect, or start an actor of one member, at the same time."""
 
@@ -111,7 +113,7 @@ class RayMember:
                 return partial(self._ask, name)
             if name == "stream":
                 return self._stream
-            if name in ("spec", "preview", "waits", "arrives_whole"):
+            if name in FORWARDED:
                 return getattr(self._member, name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
@@ -137,12 +139,17 @@ class RayMember:
             return self._actor
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[Draft | Failure]:
-        self.probe()
-        return list(self._ask("draft", jobs))
+        return list(self._ask("draft", self._read(jobs)))
 
     def score(self, jobs: Sequence[ScoreJob]) -> list[Scored | Failure]:
-        self.probe()
-        return list(self._ask("score", jobs))
+        return list(self._ask("score", self._read(jobs)))
+
+    def _read(self, jobs: Sequence[Any]) -> list[Any]:
+        """The jobs with what the hosted member reads of them: the tools of a request may hold what
+        cannot be pickled, such as a connection."""
+        if self.probe().native:
+            return list(jobs)
+        return [replace(job, query=replace(job.query, request=None)) for job in jobs]
 
     def forget(self, query_id: str) -> None:
         if self._actor is not None and _ray().is_initialized():
@@ -161,8 +168,8 @@ class RayMember:
     def _stream(self, job: DraftJob) -> Iterator[Draft | Failure]:
         """What the hosted member's ``stream`` yields. If its process dies, the next one continues
         the text."""
-        self.probe()
-        ray, parts, rest = _ray(), None, job
+        (rest,) = self._read([job])
+        ray, parts = _ray(), None
 
         def read(actor: Any) -> Any:
             nonlocal parts

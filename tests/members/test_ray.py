@@ -11,18 +11,23 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from threading import Lock
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
+from langchain_anthropic import ChatAnthropic
+from langchain_core.tools import tool
 
-from langchain_specfuse import RayMember, ScriptedMember, SpecFuseChatModel
+from langchain_specfuse import ChatModelMember, RayMember, ScriptedMember, SpecFuseChatModel
 from langchain_specfuse.core.call import Call, note_arrival
 from langchain_specfuse.core.member import Probe
 from langchain_specfuse.core.values import Candidate, Draft, DraftJob, Failure
 from langchain_specfuse.errors import MemberError, UsageError
 
 from .contract import draft_job, score_job
+from .fake_provider import Call as ToolCall
+from .fake_provider import FakeProvider, Reply, Text
 
 STORY = "The sky is blue because the air scatters blue light."
 
@@ -211,6 +216,47 @@ def test_an_error_that_cannot_be_pickled_keeps_its_text(ray: FakeRay) -> None:
 
 
 # --- streams --------------------------------------------------------------------------------------
+
+
+@tool
+def weather(city: str) -> str:
+    """The weather in a city."""
+    return f"sunny in {city}"
+
+
+def test_a_chat_model_in_another_process_answers_as_in_this_one(
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the name of its provider, and with the tokens that it reports."""
+    server = FakeProvider("anthropic", Reply([Text("I look."), ToolCall("weather", ("{}",))]))
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "key")
+    monkeypatch.setenv("ANTHROPIC_API_URL", server.url)
+    member = ChatModelMember("anthropic:claude-sonnet-4-6", name="claude")
+    here, there = [
+        SpecFuseChatModel(members=[each]).bind_tools([weather]).invoke("How is the weather?")
+        for each in (member, RayMember(member))
+    ]
+    server.stop()
+    for message in (here, there):
+        message.response_metadata.pop("specfuse")
+    assert there.model_dump(exclude={"id"}) == here.model_dump(exclude={"id"})
+    assert there.content_blocks == here.content_blocks
+
+
+def test_a_tool_that_cannot_be_pickled_goes_to_no_local_member(ray: FakeRay) -> None:
+    lock = Lock()
+
+    @tool
+    def guarded(city: str) -> str:
+        """The weather in a city."""
+        with lock:
+            return city
+
+    lead = ChatModelMember(ChatAnthropic(model="x", api_key="key", base_url="http://[::1]:9"))
+    reserve = RayMember(ScriptedMember(STORY, name="ann"))
+    lead.model.max_retries = 0
+    model = SpecFuseChatModel(members=[lead, reserve])
+    assert model.bind_tools([guarded]).invoke("Why?").text == STORY
 
 
 class Telling(ScriptedMember):
