@@ -110,8 +110,9 @@ class Passthrough:
                 self._clear()
         if not draft.parts and not self._waiting:
             return None
+        is_refused = bool(draft.thought) and round.winner not in round.thoughts
         for part in draft.parts:
-            self._add(part)
+            self._add(without_reasoning(part) if is_refused else part)
         self._agreed += len(round.segment.text)
         if round.finish is not None:
             self._agreed = max(self._agreed, len(round.text))

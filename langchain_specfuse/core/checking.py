@@ -343,11 +343,17 @@ class Checking:
         """The reasoning of each draft that may be shown. Reasoning that a check refuses is not
         shown; the answer goes on without it."""
         thoughts = {name: draft.thought for name, draft in drafts.items() if draft.thought}
-        if not self._settings.reasoning:
-            return thoughts
+        shows = self._settings.reasoning
+        hidden = {
+            name: thought
+            for name, thought in thoughts.items()
+            if not (shows or (shows is None and drafts[name].parts))
+        }
+        judged = {name: thought for name, thought in thoughts.items() if name not in hidden}
         # the round that releases this answer's last text is not over
         streamed = replace(answer, shown=answer.shown - len(answer.released))
-        return (yield from self._passing_texts(thoughts, streamed))
+        passing = yield from self._passing_texts(judged, streamed)
+        return {**hidden, **passing}
 
     def refusals(self, refusals: Mapping[str, str], answer: Answer) -> Steps:
         """Empty the texts of refusals that a check does not pass. The answer still ends as

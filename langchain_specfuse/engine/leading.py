@@ -40,12 +40,14 @@ class LeadStream:
         is_ahead: Callable[[], bool],
         *,
         in_words: bool,
+        in_thoughts: bool = False,
         is_first: bool = False,
         spent: Effort | None = None,
     ) -> None:
         """``deliver`` gets what comes next; after that, :meth:`ask` again. ``reopen`` opens another
         stream when this one cannot go on with a job. While ``is_ahead``, nothing is read.
-        ``in_words``: chunks end with complete words. ``is_first``: the member has had no stream in
+        ``in_words``: chunks end with complete words. ``in_thoughts``: reasoning comes with the word
+        after it, because checks judge it as a whole. ``is_first``: the member has had no stream in
         this answer."""
         self.member = member
         self.is_over = False
@@ -55,6 +57,7 @@ class LeadStream:
         self._reopen = reopen
         self._is_ahead = is_ahead
         self._in_words = in_words
+        self._in_thoughts = in_thoughts
         self._segments: tuple[Segment, ...] = job.answer
         """The answer of the last job."""
         self._last = ""
@@ -195,7 +198,8 @@ class LeadStream:
     def _ready(self) -> Draft | None:
         """What can be delivered now; the rest stays held."""
         held = self._held
-        is_whole = held.ended or self._is_word
+        is_open = self._in_thoughts and bool(held.thought)
+        is_whole = held.ended or (self._is_word and not is_open)
         if is_whole or (held.text and not self._in_words):
             self._held = NOTHING
             return held

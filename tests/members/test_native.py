@@ -839,6 +839,22 @@ async def test_what_another_provider_continues_has_the_form_of_the_first(
     )
 
 
+@pytest.mark.parametrize("reasoning", [None, True])
+@pytest.mark.parametrize("way", ["invoke", "stream"])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_reasoning_that_a_check_refuses_is_not_shown(
+    failing: Any, kind: Kind, way: str, reasoning: Any
+) -> None:
+    """The words that it refuses come in two pieces."""
+    reply = Reply([Thought("The pass", "word is Hg7."), Text("It is", " secret.")])
+    model, *_ = failing(kind, reply, reply)
+    for word, shows in [("password", False), ("nothing", True)]:
+        asked = model.bind(checks=[checks.forbids(word)], reasoning=reasoning)
+        found = await answered(asked, "What is it?", way)
+        assert found.text == "It is secret."
+        assert ("Hg7" in str(found)) is (shows and kind != "openai")
+
+
 @pytest.mark.parametrize("way", ["invoke", "stream"])
 @pytest.mark.parametrize("kind", KINDS)
 async def test_the_reasoning_of_a_lead_that_a_check_corrects_stays_its_first(
