@@ -16,6 +16,9 @@ AT_ONCE = frozenset({"logprobs", "model_provider", "output_version"})
 REASONING = frozenset({"reasoning", "thinking", "reasoning_content", "redacted_thinking"})
 """Types of content blocks, and keys of fields, that contain reasoning."""
 
+CALLS = ("tool_call", "tool_call_chunk")
+"""Types of content blocks that are calls."""
+
 
 class Shown:
     """The form of the content that was handed on. Another reply that continues it takes this form,
@@ -44,9 +47,12 @@ class Shown:
         if that is another one; the calls in them stay in ``tool_call_chunks``."""
         metadata = {**chunk.response_metadata, **self._provider}
         content: str | list[Any] = str(chunk.text)
+        calls = chunk.tool_call_chunks
         if self._has_blocks:
             content = self._blocks(chunk)
-        return chunk.model_copy(update={"content": content, "response_metadata": metadata})
+            calls = [_shifted(call, self._last + 2) for call in calls]  # as their blocks
+        changes = {"content": content, "response_metadata": metadata, "tool_call_chunks": calls}
+        return chunk.model_copy(update=changes)
 
     def _blocks(self, chunk: AIMessageChunk) -> list[Any]:
         text: dict[str, Any] = {"type": "text", "index": self._text}
@@ -64,8 +70,14 @@ class Shown:
                 kept = {key: value for key, value in block.items() if key != "id"}
                 blocks.append({**kept, **text})
             elif is_same and isinstance(block.get("index"), int):
-                blocks.append({**block, "index": block["index"] + self._last + 2})
+                blocks.append(_shifted(block, self._last + 2))
         return blocks
+
+
+def _shifted(part: Any, by: int) -> Any:
+    """The block or call, with its index after those of others."""
+    index = part.get("index")
+    return {**part, "index": index + by} if isinstance(index, int) else part
 
 
 class Passthrough:
@@ -247,7 +259,13 @@ def in_blocks(chunk: AIMessageChunk) -> AIMessageChunk:
     blocks: list[Any] = [
         {"index": 0, **block} if block["type"] == "text" else block
         for block in chunk.content_blocks
+        if not (isinstance(chunk.content, str) and block["type"] in CALLS)
     ]
+    if not any(block["type"] in CALLS for block in blocks):
+        # With their own indexes, LangChain merges the first call with the text.
+        for call in chunk.tool_call_chunks:
+            block = {**call, "type": "tool_call_chunk", "index": f"lc_tc_{call['index']}"}
+            blocks.append(block)
     changes = {"content": blocks, "response_metadata": {**metadata, "output_version": "v1"}}
     return chunk.model_copy(update=changes)
 

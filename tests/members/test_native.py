@@ -407,6 +407,24 @@ async def test_content_has_the_version_of_the_provider(
     await both.compare(lambda model: model.bind_tools([weather]), "Why?", "stream")
 
 
+@pytest.mark.parametrize("way", ["invoke", "stream"])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_standard_blocks_have_the_text_and_each_call_once(
+    servers: Any, kind: Kind, way: str
+) -> None:
+    servers[kind][0].begin(Reply([Text(*STORY), *CALLS]))
+    members = [chat_model(kind, server.url) for server in servers[kind][:2]]
+    model = SpecFuseChatModel(members=members, output_version="v1").bind_tools([weather])
+    found = await answered(model, "The weather?", way)
+    blocks = [(block["type"], block.get("id")) for block in found.content_blocks]
+    assert [kind for kind, _ in blocks] == ["text", "tool_call", "tool_call"]
+    assert [id for _, id in blocks[1:]] == ["call_0001", "call_0002"]
+    assert [call["args"] for call in found.tool_calls] == [
+        {"city": "Paris"},
+        {"city": "Rome", "days": 2},
+    ]
+
+
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_refusal_of_openai_is_its_own(beside: Any, way: str) -> None:
     both = beside("openai", Reply([Refusal("I cannot", " help.")]))
