@@ -251,13 +251,17 @@ def is_plain(chunk: AIMessageChunk) -> bool:
     return isinstance(chunk.content, str) and not has_more(chunk)
 
 
+_INDEXES: dict[str, Any] = {"text": 0, "reasoning": "lc_reasoning"}
+"""The indexes of blocks that have none. LangChain joins blocks of one index."""
+
+
 def in_blocks(chunk: AIMessageChunk) -> AIMessageChunk:
     """The chunk with LangChain's standard content blocks."""
     metadata = chunk.response_metadata
     if metadata.get("output_version") == "v1":
         return chunk
     blocks: list[Any] = [
-        {"index": 0, **block} if block["type"] == "text" else block
+        {"index": _INDEXES[block["type"]], **block} if block["type"] in _INDEXES else block
         for block in chunk.content_blocks
         if not (isinstance(chunk.content, str) and block["type"] in CALLS)
     ]

@@ -23,7 +23,16 @@ from langchain_anthropic import ChatAnthropic
 from langchain_core.caches import InMemoryCache
 from langchain_core.exceptions import ModelRefusalError
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.messages import (
+    AIMessage,
+    AIMessageChunk,
+    BaseMessage,
+    HumanMessage,
+    SystemMessage,
+    ToolMessage,
+)
+from langchain_core.messages.tool import tool_call_chunk
+from langchain_core.outputs import ChatGenerationChunk
 from langchain_core.tools import tool
 from langchain_mistralai import ChatMistralAI
 from langchain_openai import ChatOpenAI
@@ -423,6 +432,42 @@ async def test_standard_blocks_have_the_text_and_each_call_once(
         {"city": "Paris"},
         {"city": "Rome", "days": 2},
     ]
+
+
+class Reasoner(BaseChatModel):
+    """Streams its reasoning in a field, as ChatOllama and ChatDeepSeek do."""
+
+    _llm_type = "reasoner"
+
+    def bind_tools(self, tools: Any, **_: Any) -> Any:
+        return self.bind(tools=tools)
+
+    def _generate(self, *_: Any, **__: Any) -> Any:
+        raise NotImplementedError
+
+    def _stream(self, *_: Any, **__: Any) -> Iterator[ChatGenerationChunk]:
+        call = tool_call_chunk(name="weather", args='{"city": "Paris"}', id="1", index=0)
+        for fields in (
+            {"content": "", "additional_kwargs": {"reasoning_content": "Let me"}},
+            {"content": "", "additional_kwargs": {"reasoning_content": " see."}},
+            {"content": "I"},
+            {"content": " look."},
+            {"content": "", "tool_call_chunks": [call]},
+        ):
+            message = AIMessageChunk(response_metadata={"model_provider": "ollama"}, **fields)
+            yield ChatGenerationChunk(message=message)
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_text_calls_and_reasoning_have_blocks_of_their_own(way: str) -> None:
+    """LangChain joins blocks of one index; providers of plain text give them none."""
+    model = SpecFuseChatModel(members=[Reasoner()], output_version="v1")
+    found = await answered(model.bind_tools([weather]), "The weather?", way)
+    kinds = ["reasoning", "text", "tool_call"]
+    assert [block["type"] for block in found.content_blocks] == kinds
+    assert found.content_blocks[0]["reasoning"] == "Let me see."
+    assert found.text == "I look."
+    assert found.content_blocks[2]["args"] == {"city": "Paris"}
 
 
 @pytest.mark.parametrize("way", WAYS)
