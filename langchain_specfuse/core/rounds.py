@@ -185,9 +185,12 @@ def call_for_drafts(
     redrafting = checking.writers(panel)
     first = redrafting or ((panel.lead,) if panel.lead else panel.drafters)
     replies: Replies = dict.fromkeys(first, CANNOT_CONTINUE)
-    continued = answer.written_by(native=panel.is_native(first[0]), referee=referee)
+    continued: Answer | None = answer
+    if referee is not FREE:
+        continued = answer.written_by(native=panel.is_native(first[0]), referee=referee)
     if continued is not None:
-        answer, job = checking.continued(answer, continued, job)
+        if continued is not answer:
+            answer, job = checking.continued(answer, continued, job)
         jobs = {name: checking.job(job, name, panel, answer) for name in first}
         replies = yield Ask(jobs, number, bool(panel.reserve))
         clock.lap("draft", replies)
