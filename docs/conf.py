@@ -50,7 +50,7 @@ nitpicky = True
 nitpick_ignore_regex = [
     # Links into other libraries would need their inventories from the network.
     (r"py:.*", r"(collections|concurrent|decimal|os|pathlib|re|types|typing|uuid)(\..*)?"),
-    (r"py:.*", r"(Checker|FieldInfo|Finish|Ge|Gt|Le|Lt|Loop|NoneType|UUID|dict\[str)"),
+    (r"py:.*", r"(Checker|FieldInfo|Finish|Ge|Gt|Le|Lt|Loop|NoneType|UUID|dict\[str|tuple\[.*)"),
     (
         r"py:.*",
         r"langchain_specfuse\.(constraints|members\.(llamacpp|local|text|transformers))\..*",
