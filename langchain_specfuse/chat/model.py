@@ -44,11 +44,10 @@ from .call_text import Splitter, marked, reason_of
 from .chunks import AnswerChunks
 from .errors import langchain_errors
 from .functions import check_id, function_id
-from .options import NOT_FOR_A_CALL, Call, Options, translated_fields
+from .options import NOT_FOR_A_CALL, STRUCTURED, Call, Options, translated_fields
 from .question import Question, aloaded, loaded, warn_where_votes_decide_nothing
 from .references import has_chat_model, names_of
 from .report import Report, RunScope
-from .requests import STRUCTURED
 from .routing import name_of
 from .schemas import openai_tools
 

@@ -194,7 +194,7 @@ class Call(Options):
         The fields are validated again, because they can be assigned or copied without a check.
         """
         options = options or {}
-        chosen = {name: value for name, value in options.items() if name not in _LANGCHAINS_OWN}
+        chosen = {name: value for name, value in options.items() if name not in _NOT_FIELDS}
         if stop is not None:
             chosen["stop"] = stop
         known = cls.model_fields.keys() - set(NOT_FOR_A_CALL)
@@ -310,10 +310,12 @@ def _check_lead(lead: str | None, writers: Sequence[str], method: Method) -> Non
 
 # --- the names of other packages ------------------------------------------------------------------
 
-_LANGCHAINS_OWN = frozenset(
-    {"ls_structured_output_format", "structured_output_format", "stream", "specfuse_structured"}
+STRUCTURED = "specfuse_structured"
+"""The option of a call with the arguments of ``with_structured_output``."""
+_NOT_FIELDS = frozenset(
+    {"ls_structured_output_format", "structured_output_format", "stream", STRUCTURED}
 )
-"""LangChain may leave these in a call."""
+"""Options of a call that are not fields: this one, and those that LangChain may leave in it."""
 _UNDEFINED: Any = object()
 
 

@@ -15,7 +15,6 @@ AT_ONCE = frozenset({"logprobs", "model_provider", "output_version"})
 """Metadata that belong to a chunk. The rest describes the whole reply and comes with its end."""
 REASONING = frozenset({"reasoning", "thinking", "reasoning_content", "redacted_thinking"})
 """Types of content blocks, and keys of fields, that contain reasoning."""
-
 CALLS = ("tool_call", "tool_call_chunk")
 """Types of content blocks that are calls."""
 

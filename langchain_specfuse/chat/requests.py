@@ -9,10 +9,8 @@ from langchain_core.messages import BaseMessage
 
 from ..core.values import Constraint
 from ..members.chat_model.request import Request
-from .options import Call
+from .options import STRUCTURED, Call
 
-STRUCTURED = "specfuse_structured"
-"""The option of a call with the arguments of ``with_structured_output``."""
 _CHOICE = ("tool_choice", "strict", "parallel_tool_calls")
 _FORMATS = frozenset({"text", "json_object", "json_schema"})
 """The types of OpenAI's ``response_format``, which other providers read too."""

@@ -17,7 +17,7 @@ from ..core.values import CallFormat, Constraint, Tool
 from ..errors import UsageError, advised
 from .functions import on_event_loop
 from .messages import refuse_broken
-from .options import Call
+from .options import STRUCTURED, Call
 from .references import are_chat_models, has_chat_model
 from .schemas import WRAPPED, is_providers, is_schema, openai_tools, schema_of, titled
 
@@ -134,7 +134,7 @@ def _refuse_conflicts(shape: Shape, call: Call, stop: Sequence[str]) -> None:
 def as_plain_data(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a call as plain data for cache keys and traces, because two classes may have
     the same name."""
-    plain = {name: value for name, value in options.items() if name != "specfuse_structured"}
+    plain = {name: value for name, value in options.items() if name != STRUCTURED}
     if plain.get("tools"):
         tools = openai_tools(plain["tools"], plain.get("strict"), hosted=True)
         plain["tools"] = tools + [tool for tool in plain["tools"] if is_providers(tool)]

@@ -22,7 +22,7 @@ from ..errors import UsageError, advised
 from ..members.chat_model.refusals import refusal_in
 from .call_text import reason_of
 from .messages import read_json
-from .requests import STRUCTURED
+from .options import STRUCTURED
 from .schemas import name_of, openai_tools, reader_of, schema_of
 
 FORMS = ("json_schema", "json_mode", "function_calling")

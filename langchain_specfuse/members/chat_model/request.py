@@ -137,14 +137,9 @@ class Request:
         return f"it does not match the {kind} {body:.200}"
 
 
-def can_call(model: BaseChatModel) -> bool:
-    """Whether this chat model can call tools."""
-    return type(model).bind_tools is not BaseChatModel.bind_tools
-
-
 def refuse_without_tools(model: BaseChatModel) -> None:
     """Refuse a model that cannot call tools."""
-    if not can_call(model):
+    if type(model).bind_tools is BaseChatModel.bind_tools:
         error = UsageError(f"{type(model).__name__} has no bind_tools, so it cannot call tools")
         raise advised(error, "let a member that can call tools lead: name it first, or in lead=")
 
