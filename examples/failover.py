@@ -50,4 +50,4 @@ for question in ("Why is the sky blue?", "Once more: why is the sky blue?"):
     for chunk in llm.stream(question, {"callbacks": [report]}):
         print(chunk.text, end="", flush=True)
     print()
-# The second answer begins with the spare member: the first one pauses for 30 s.
+# The second answer begins with the spare member: the first one pauses for 10 s.

@@ -6,10 +6,11 @@ import threading
 import time
 from dataclasses import dataclass
 
-FIRST_PAUSE_S = 30.0
-"""How long a member pauses after a failure, if another one can take its place."""
+PAUSE_S = 10.0
+"""How long a member pauses after a failure, if another one can take its place. To try again costs
+little if the failure comes fast, and the member is back soon after it works again."""
 LONGEST_PAUSE_S = 300.0
-"""The pause doubles with each further failure, up to this."""
+"""The pause doubles with each further time-out, up to this: an answer waits for each of them."""
 FAILURES = frozenset({"error", "timeout", "nan", "denied", "not_found"})
 """The kinds of failures that concern the member and not just one answer."""
 
@@ -56,16 +57,16 @@ class Breaker:
             return
         with self._lock:
             pause = self._pauses.get(member)
-            seconds = FIRST_PAUSE_S
-            if pause is not None:  # if it was not tried again, this is the same failure
-                seconds = pause.seconds * (2 if pause.is_tried else 1)
-            seconds = min(seconds, LONGEST_PAUSE_S)
+            seconds = PAUSE_S
+            if pause is not None and kind == "timeout":
+                # If it was not tried again, this is the same failure.
+                seconds = min(pause.seconds * (2 if pause.is_tried else 1), LONGEST_PAUSE_S)
             self._pauses[member] = _Pause(seconds, time.monotonic() + seconds)
 
     def worked(self, member: str, *, is_done: bool = True) -> None:
         """Note a reply, which ends the member's pause. ``is_done``: the answer is complete. Until
-        then, the length of the pause is kept, so that a member that fails in the middle of every
-        answer pauses longer each time."""
+        then, the length of the pause is kept, so that a member that falls silent in the middle of
+        every answer pauses longer each time."""
         if member not in self._pauses:
             return
         with self._lock:

@@ -34,7 +34,7 @@ from ..errors import (
     notes_in,
 )
 from . import limits
-from .breaker import Breaker
+from .breaker import PAUSE_S, Breaker
 from .calls import Calls, Task
 from .drive import Admission, adrive, drive
 
@@ -280,7 +280,8 @@ class Ensemble:
         self._reported.pop(name, None)
         if isinstance(error, MemberError):
             # An error of any kind: without a pause, the member would be loaded again immediately.
-            self.breaker.failed(name, "error")
+            is_slow = time.monotonic() - self._loads_since > PAUSE_S
+            self.breaker.failed(name, "timeout" if is_slow else "error")
         with self._lock:
             is_raised = any(name in call.needed() for call in self._waiting)
         if not is_raised:  # the others go on without it

@@ -723,7 +723,7 @@ def test_in_a_later_turn_of_an_agent_the_reserve_is_asked_nothing(now):
     state = agent.invoke({"messages": [("user", "Is it booked?")]}, thread)
     assert state["messages"][-1].text == "It is booked already."
     asked = spare.draft_calls
-    now.seconds += breaker.FIRST_PAUSE_S
+    now.seconds += breaker.PAUSE_S
     state = agent.invoke({"messages": [("user", "Really?")]}, thread)
     assert state["messages"][-1].text == "Yes it is." and spare.draft_calls == asked
 
@@ -756,12 +756,11 @@ def test_the_next_answers_begin_with_the_reserve_until_the_pause_is_over(now):
         message = llm.invoke("Count.")
         assert writers(message.text) == "b" and len(requests(first)) == 1
         assert message.response_metadata["specfuse"]["exits"] == []
-    now.seconds += breaker.FIRST_PAUSE_S
+    now.seconds += breaker.PAUSE_S
     assert writers(llm.invoke("Count.").text) == "ab" and len(requests(first)) == 2
-    now.seconds += breaker.FIRST_PAUSE_S
-    assert writers(llm.invoke("Count.").text) == "b", "the second pause is twice as long"
+    assert writers(llm.invoke("Count.").text) == "b", "it pauses again"
     first.model.fails_after = None
-    now.seconds += breaker.FIRST_PAUSE_S
+    now.seconds += breaker.PAUSE_S
     for _ in range(2):
         assert writers(llm.invoke("Count.").text) == "a", "it has recovered"
 
@@ -779,7 +778,7 @@ def test_a_provider_that_works_again_leads_again_while_its_earlier_request_hangs
     )
     assert writers(llm.invoke("Count.").text) == "ab"
     failing.fails_after = None
-    now.seconds += breaker.FIRST_PAUSE_S
+    now.seconds += breaker.PAUSE_S
     message = llm.invoke("Count.")
     assert writers(message.text) == "a" and len(failing.asked) == 2
     assert message.response_metadata["specfuse"]["exits"] == []
@@ -790,7 +789,7 @@ def test_one_answer_tries_a_member_again_while_others_go_on_with_the_reserve(now
     first, second = failing_members((5, "raise"), (None, ""))
     llm = SpecFuseChatModel(members=[first, second], segment_tokens=4)
     llm.invoke("Count.")
-    now.seconds += breaker.FIRST_PAUSE_S
+    now.seconds += breaker.PAUSE_S
     first.model.fails_after, first.model.how = 0, "hang"
     texts: list[str] = []
     trying = threading.Thread(target=lambda: texts.append(llm.invoke("Count.").text))
@@ -920,7 +919,7 @@ def test_a_lead_that_cannot_be_loaded_is_replaced_and_leads_once_it_can(pair, no
     assert lead.loads.count("lead") == 1, "it is not tried again during its pause"
     lead.error_at_load = None
     lead.may_load.clear()
-    now.seconds += breaker.FIRST_PAUSE_S
+    now.seconds += breaker.PAUSE_S
     assert llm.invoke("Count.").text == "a b c d e f", "no answer waits for another try"
     lead.may_load.set()
     assert until(lambda: llm.invoke("Count.").text == "1 2 3 4 5 6")
@@ -999,7 +998,7 @@ def test_each_failed_attempt_to_load_the_lead_is_reported_by_one_answer(pair, no
     llm = led(pair)
     assert exits(llm.invoke("Count.")) == ["lead"]
     lead.may_load.clear()
-    now.seconds += breaker.FIRST_PAUSE_S
+    now.seconds += breaker.PAUSE_S
     assert exits(llm.invoke("Count.")) == [], "the next attempt has not failed yet"
     lead.may_load.set()
     reports: list[str] = []
@@ -1132,7 +1131,7 @@ def test_a_reserve_that_cannot_be_loaded_pauses_whatever_the_kind_of_its_error(p
     assert until(lambda: "spare" in lead.loads)
     assert llm.invoke("Count.").text == "1 2 3 4 5 6"
     assert lead.loads.count("spare") == 1
-    now.seconds += breaker.FIRST_PAUSE_S
+    now.seconds += breaker.PAUSE_S
     llm.invoke("Count.")
     assert until(lambda: lead.loads.count("spare") == 2)
 

@@ -186,7 +186,7 @@ def test_answers_under_deaths_time_outs_and_cancellations(
 ) -> None:
     monkeypatch.setattr(limits, "SILENCE_S", 0.5)
     monkeypatch.setattr(limits, "FIRST_SILENCE_S", 1.0)
-    monkeypatch.setattr(breaker, "FIRST_PAUSE_S", 0.0)  # members that fail go on to be asked
+    monkeypatch.setattr(breaker, "PAUSE_S", 0.0)  # members that fail go on to be asked
     monkeypatch.setattr(breaker, "LONGEST_PAUSE_S", 0.0)
     monkeypatch.setattr(worker, "IDLE_S", 0.05)
     with (
