@@ -4,7 +4,6 @@ made from the definitions of the options."""
 from __future__ import annotations
 
 import argparse
-import difflib
 import inspect
 import os
 import re
@@ -62,25 +61,8 @@ class _Parser(argparse.ArgumentParser):
         if not unknown:
             return arguments
         name = unknown[0].partition("=")[0]
-        advice = self._meant(name) if name.startswith("-") else EXAMPLE
+        advice = self._all_arguments() if name.startswith("-") else EXAMPLE
         raise advised(UsageError(f"{self.prog} has no argument {name!r}"), advice)
-
-    def _meant(self, name: str) -> str:
-        """Advice about an unknown flag: what it is here, the closest flag, or where all are."""
-        flags = [flag for action in self._actions for flag in action.option_strings]
-        key = name.lstrip("-").replace("-", "_")
-        ours = f"--{key.replace('_', '-')}"
-        if key == "model":
-            return "use --members"
-        if ours in flags:
-            return f"use {ours}"
-        if near := difflib.get_close_matches(name, flags, n=1, cutoff=0.9):
-            return f"did you mean {near[0]}?"
-        if key in Method.model_fields:
-            return f"use --method {key}=VALUE"
-        if key in Options.model_fields:
-            return f"it is not a flag; in Python: SpecFuseChatModel({key}=...)"
-        return self._all_arguments()
 
     def _all_arguments(self) -> str:
         return f"all arguments: {self.prog} --help"
@@ -270,10 +252,6 @@ def _named(texts: Iterable[str]) -> list[Any]:
             members += made if isinstance(made, list | tuple) else [made]
         elif _MEANT_AS_MEMBER.match(text):
             raise removed("a member as JSON")
-        elif "," in text and not os.path.exists(os.path.expanduser(text)):
-            apart = " ".join(text.replace(",", " ").split())
-            unknown = UsageError(f"there is no member {text!r}")
-            raise advised(unknown, f"put spaces between members: {apart}")
         else:
             members.append(text)
     return members

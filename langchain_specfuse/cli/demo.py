@@ -234,7 +234,6 @@ def _shown(number: int, members: list[Any], arguments: argparse.Namespace, out: 
     if arguments.no_color:
         words.append("--no-color")
     asked = main.parser().parse_args(words)
-    asked.literal = True
     question = main.question_of(asked, lambda _: (members, []))
     paint = main.paint_for([], asked, out)
     record = Run(question.rounds(), lead, act.kills)

@@ -18,7 +18,6 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, redirect_stdout
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
@@ -109,11 +108,9 @@ def _run(words: Sequence[str], out: TextIO) -> bool:
         module = imported(f"langchain_specfuse.cli.{words[0]}", words[0], words[0])
         rest = words[1:]
     else:
-        _refuse_word(words[0] if words else "")
         module = sys.modules[__name__]
         rest = words
     arguments = module.parser().parse_args(rest)
-    arguments.literal = "--" in words
     with redirect_stdout(sys.stderr):  # what libraries print does not belong to the answer
         return bool(module.run(arguments, out))
 
@@ -335,8 +332,6 @@ def _text(arguments: argparse.Namespace) -> str:
     taken = f"; taken for members: {names}" if names else ""
     if text is None and (sys.stdin is None or sys.stdin.isatty()):
         raise advised(UsageError(f"there is no question{taken}"), choices.EXAMPLE)
-    if text and not arguments.literal:
-        _refuse_word(text)
     if text is None or text == "-":
         text = sys.stdin.read().removesuffix("\n")
     if text.strip():
@@ -345,15 +340,6 @@ def _text(arguments: argparse.Namespace) -> str:
     if arguments.question is None:
         fact = "there is no question"
     raise advised(UsageError(fact + taken), choices.EXAMPLE)
-
-
-def _refuse_word(text: str) -> None:
-    """Refuse a question that is similar to a subcommand."""
-    near = get_close_matches(text.casefold(), SUBCOMMANDS, n=1, cutoff=0.8)
-    if near:
-        error = UsageError(f"there is no command {text!r}, and it does not look like a question")
-        advice = f"you may mean: {PROGRAM} {near[0]}. To ask it anyway: {PROGRAM} -- {text}"
-        raise advised(error, advice)
 
 
 # --- what is shown --------------------------------------------------------------------------------

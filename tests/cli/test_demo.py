@@ -330,17 +330,6 @@ def test_who_already_uses_the_small_models_is_not_advised_to(command, monkeypatc
     assert "DEMO=small" not in command("Why?")[1]
 
 
-@pytest.mark.parametrize("word", ["serve", "docter"])
-def test_a_subcommands_name_is_not_a_question(command, fetched, word):
-    for argv in (["--quiet", word], ["--yes", word]):
-        code, err = command(*argv)
-        assert (code, fetched) == (MISUSED, [])
-        assert f"no command {word!r}" in err
-        assert f"To ask it anyway: langchain-specfuse -- {word}" in err
-    command("--yes", "--", word)
-    assert fetched
-
-
 @pytest.mark.parametrize("argv", [["Why?", "--lead", "X"], ["serve", "--lead", "X"]])
 def test_a_lead_that_the_demo_lacks_is_refused_before_anything_is_fetched(command, fetched, argv):
     code, err = command(*argv, "--yes")
