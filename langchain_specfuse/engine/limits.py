@@ -18,8 +18,8 @@ from ..core.values import Failure
 from .calls import Task
 
 SILENCE_S, FIRST_SILENCE_S = 30.0, 120.0
-"""How long nothing may arrive from a lead with a reserve, and how long its first token may take: a
-cold provider or a long prompt needs more time."""
+"""How long nothing may arrive from a lead with a reserve, and how long its first token may take,
+unless the member says it (``silence_s``): a cold server or a long prompt needs more time."""
 LOADS_S = 600.0
 """How long an answer waits for a member in reserve that is being loaded."""
 
@@ -128,9 +128,7 @@ def of_member(
     # If a model in this process or a server of ours ends, that is noticed at once.
     if not replaceable or task is None or getattr(member, "is_owned", False):
         return None
-    if getattr(member, "arrives_whole", False):
-        return None
-    seconds, first_s = SILENCE_S, FIRST_SILENCE_S
+    first_s, seconds = getattr(member, "silence_s", None) or (FIRST_SILENCE_S, SILENCE_S)
     if settings.timeout is not None:  # so that the reserve has some time left
         seconds, first_s = min(seconds, settings.timeout / 2), min(first_s, settings.timeout / 2)
     return SilenceLimit(task, seconds, first_s)

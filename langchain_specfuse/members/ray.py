@@ -40,7 +40,7 @@ THREADS = 100
 """How many jobs a process works on at the same time, if its member waits for others and does not
 say. Ray starts these threads with the process."""
 Amount = Annotated[float, Field(ge=0)]
-FORWARDED = ("spec", "preview", "waits", "arrives_whole", "is_hosted", "refuse_without_tools")
+FORWARDED = ("spec", "preview", "waits", "silence_s", "is_hosted", "refuse_without_tools")
 """What the hosted member's object in this process says about it."""
 _STARTING = threading.Lock()
 """Two threads must not connect, or start an actor of one member, at the same time."""

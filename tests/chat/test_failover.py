@@ -34,6 +34,7 @@ from langchain_specfuse import (
     checks,
 )
 from langchain_specfuse.engine import breaker, limits
+from langchain_specfuse.members.chat_model import settings
 from tests.members import tiny
 from tests.members.calling_model import CallingModel, call_of, pieces
 from tests.members.failing_server import FailingServer
@@ -769,7 +770,7 @@ def test_the_next_answers_begin_with_the_reserve_until_the_pause_is_over(now):
 def test_a_provider_that_works_again_leads_again_while_its_earlier_request_hangs(
     hosted, now, monkeypatch, limit
 ):
-    monkeypatch.setattr(limits, "SILENCE_S", 1.0)
+    monkeypatch.setattr(settings, "SILENCE_S", 1.0)
     (first, failing), (second, _) = hosted("a", fails_after=7, how="hang"), hosted("b")
     llm = SpecFuseChatModel(
         members=[first, second],

@@ -183,6 +183,18 @@ def test_a_lead_from_which_nothing_arrives_is_replaced_in_mid_sentence(short, at
     assert until(lambda: not member.open)
 
 
+@pytest.mark.parametrize(("at", "limit"), [(0, "0.2"), (4, "0.1")])
+def test_a_member_says_how_long_nothing_may_arrive_from_it(at, limit):
+    member = Streaming(hangs_at=at, name="a")
+    member.silence_s = (0.2, 0.1)
+    ensemble, settings = lead(member, Streaming(name="b"))
+    rounds = list(ensemble.rounds(query(), settings))
+    assert text(rounds) == TEXT
+    (gone,) = [departure for round in rounds for departure in round.left]
+    assert (gone.member, gone.reason) == ("a", f"no token for {limit} s")
+    member.gate.set()
+
+
 def test_keep_alives_count_as_arrivals(short):
     """As the comments that OpenRouter sends while a model reasons."""
     member = Streaming(name="a")
@@ -201,7 +213,7 @@ def test_keep_alives_count_as_arrivals(short):
     assert not any(round.left for round in rounds)
 
 
-@pytest.mark.parametrize("own", ["is_owned", "arrives_whole", "alone", "in process"])
+@pytest.mark.parametrize("own", ["is_owned", "alone", "in process"])
 def test_nobody_else_has_a_limit_of_silence(short, own):
     member = Streaming(hangs_at=2, name="a")
     members = [member, Streaming(name="b")]

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from langchain_anthropic import ChatAnthropic
+from langchain_core.caches import InMemoryCache
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_ollama import ChatOllama
+from langchain_openai import ChatOpenAI
 
 from langchain_specfuse import ChatModelMember
 from langchain_specfuse.core.call import Call
@@ -32,6 +37,9 @@ from .test_chat_model import (
     talker,
     thinker,
 )
+
+openai = partial(ChatOpenAI, api_key="key")
+anthropic = partial(ChatAnthropic, api_key="key")
 
 
 def lead_job(**options: Any) -> DraftJob:
@@ -200,7 +208,31 @@ def test_a_chat_model_without_a_stream_says_so() -> None:
 
     member = ChatModelMember(InOnePiece(asked=[], said=[], closed=[]), name="a")
     assert text_of(streamed(member, lead_job())) == STORY
-    assert member.arrives_whole and not ChatModelMember(talker(), name="b").arrives_whole
+    assert member.silence_s == (120, 120)
+
+
+@pytest.mark.parametrize(
+    ("model", "silence_s"),
+    [
+        (openai(model="gpt-4.1"), (10, 10)),
+        (openai(model="gpt-4.1", disable_streaming="tool_calling"), (120, 120)),
+        (openai(model="gpt-4.1", cache=InMemoryCache()), (120, 120)),
+        (openai(model="gpt-5"), (120, 120)),
+        (openai(model="gpt-5", reasoning_effort="none"), (10, 10)),
+        (openai(model="an-alias", reasoning={"effort": "low"}), (120, 120)),
+        (anthropic(model="claude-sonnet-5"), (120, 120)),
+        (anthropic(model="claude-sonnet-5", thinking={"type": "disabled"}), (10, 10)),
+        (anthropic(model="an-alias", thinking={"type": "adaptive"}), (120, 120)),
+        (ChatOllama(model="qwen3", reasoning=True), None),
+    ],
+    ids=str,
+)
+def test_silence_lasts_longer_where_nothing_is_shown_of_a_reply_under_way(
+    model: Any, silence_s: Any
+) -> None:
+    """OpenAI's models reason unseen, and so do Claude's by default since version 4.7. Ollama loads
+    a model when it is asked for."""
+    assert ChatModelMember(model).silence_s == silence_s
 
 
 # --- failures -------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from langchain_core.outputs import ChatGenerationChunk
 
 from langchain_specfuse import ChatModelMember, ScriptedMember, SpecFuseChatModel
 from langchain_specfuse.engine import limits
+from langchain_specfuse.members.chat_model import member
 
 from .remote import KINDS, WORDS, Remote, running, until
 from .test_chat_model import STORY, Talker
@@ -31,6 +32,7 @@ def remote(request: pytest.FixtureRequest) -> Iterator[Remote]:
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "SILENCE_S", SILENCE_S)
     monkeypatch.setattr(limits, "FIRST_SILENCE_S", FIRST_S)
+    monkeypatch.setattr(member, "silence_of", lambda model: None)  # the same for chat models
 
 
 def with_reserves(*members: Any, whole: str) -> SpecFuseChatModel:

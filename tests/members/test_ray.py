@@ -263,7 +263,7 @@ class Telling(ScriptedMember):
     """Streams its text, a word at a time."""
 
     waits = True
-    arrives_whole = False
+    silence_s = (5.0, 2.0)
     told: ClassVar[list[str]] = []
 
     def stream(self, job: DraftJob) -> Iterator[Draft | Failure]:
@@ -288,7 +288,7 @@ def test_a_stream_is_passed_on_part_by_part(ray: FakeRay, telling: RayMember) ->
     parts = telling.stream(draft_job())
     assert next(parts).text == "The" and Telling.told == ["The"]
     assert "The" + text_of(parts) == STORY
-    assert telling.waits and not telling.arrives_whole
+    assert telling.waits and telling.silence_s == (5.0, 2.0)
     plain = RayMember(ScriptedMember(STORY))
     assert not hasattr(plain, "stream") and not hasattr(plain, "waits")
 

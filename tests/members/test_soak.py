@@ -22,6 +22,7 @@ import pytest
 from langchain_specfuse import ScriptedMember, SpecFuseChatModel
 from langchain_specfuse.core.options import Method
 from langchain_specfuse.engine import breaker, limits, worker
+from langchain_specfuse.members.chat_model import member
 
 from .remote import KINDS, Remote, RemoteChat, RemoteServer, running, until
 from .streaming import StreamingMember
@@ -186,6 +187,7 @@ def test_answers_under_deaths_time_outs_and_cancellations(
 ) -> None:
     monkeypatch.setattr(limits, "SILENCE_S", 0.5)
     monkeypatch.setattr(limits, "FIRST_SILENCE_S", 1.0)
+    monkeypatch.setattr(member, "silence_of", lambda model: None)  # the same for chat models
     monkeypatch.setattr(breaker, "PAUSE_S", 0.0)  # members that fail go on to be asked
     monkeypatch.setattr(breaker, "LONGEST_PAUSE_S", 0.0)
     monkeypatch.setattr(worker, "IDLE_S", 0.05)

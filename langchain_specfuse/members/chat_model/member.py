@@ -52,7 +52,7 @@ from .parts import joined as chunks_joined
 from .parts import with_text
 from .replies import Reply
 from .request import Request, asked_again, content_of, message_of, refuse_without_tools
-from .settings import sampling_of
+from .settings import sampling_of, silence_of
 from .stream import OpenStream, StreamPart
 from .words import words_of
 
@@ -201,9 +201,9 @@ class ChatModelMember:
     """Its work is done elsewhere, so each of its jobs has a thread of its own."""
 
     @property
-    def arrives_whole(self) -> bool:
-        """Whether its reply arrives in one piece, so that nothing arrives before."""
-        return not self.model._should_stream(async_api=False, stream=True)
+    def silence_s(self) -> tuple[float, float] | None:
+        """As in :class:`.Member`."""
+        return silence_of(self.model)
 
     def refuse_without_tools(self) -> None:
         """Raise if its model cannot call tools."""

@@ -1,4 +1,5 @@
-"""The settings that a request sends to a chat model besides its messages.
+"""The settings of a chat model: what a request sends besides its messages, and how long nothing may
+arrive.
 
 A chat model keeps its own settings, because no other setting is accepted by all providers: some
 models refuse temperature 0, or a seed. Ollama accepts the same settings for all its models, so what
@@ -7,11 +8,21 @@ its user left open is what the answer asks for.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from langchain_core.caches import BaseCache
 from langchain_core.language_models import BaseChatModel
 
 from ...core.values import Sampling
+
+SILENCE_S = 10.0
+"""How long nothing may arrive from a provider whose chat model streams."""
+LONG_SILENCE_S = 120.0
+"""The same, if the model reasons unseen or its reply arrives in one piece."""
+_LOCAL = ("ollama", "llamacpp")
+"""Providers whose models are loaded on demand, or read long prompts on a small machine. Ollama
+unloads a model after five minutes. https://github.com/ollama/ollama/blob/main/docs/faq.md"""
 
 
 def is_ollama(model: BaseChatModel) -> bool:
@@ -36,3 +47,30 @@ def sampling_of(model: BaseChatModel, sampling: Sampling) -> dict[str, Any]:
     if is_ollama(model) or getattr(model, "seed", None) is not None:
         settings["seed"] = sampling.seed
     return settings
+
+
+def silence_of(model: BaseChatModel) -> tuple[float, float] | None:
+    """How long nothing may arrive from this chat model, before the first part of its reply and
+    after it; None: as long as from a server.
+
+    >>> from langchain_core.language_models import FakeListChatModel
+    >>> silence_of(FakeListChatModel(responses=[]))
+    (10.0, 10.0)
+    """
+    if model._get_ls_params().get("ls_provider") in _LOCAL:
+        return None
+    streams = model._should_stream(async_api=False, stream=True) and not model.disable_streaming
+    if not streams or isinstance(model.cache, BaseCache) or _reasons_unseen(model):
+        return LONG_SILENCE_S, LONG_SILENCE_S
+    return SILENCE_S, SILENCE_S
+
+
+def _reasons_unseen(model: BaseChatModel) -> bool:
+    """Whether the model reasons, and LangChain may hand on nothing meanwhile."""
+    for name in ("thinking", "reasoning", "reasoning_effort"):
+        setting = getattr(model, name, None)
+        if isinstance(setting, Mapping):
+            setting = setting.get("effort") or setting.get("type")
+        if setting is not None:
+            return setting not in ("disabled", "none", False)
+    return bool((model.profile or {}).get("reasoning_output"))
