@@ -241,6 +241,14 @@ class Answer:
         answer = replace(self, referee=wanted, segments=segments, text=text, released="", forced="")
         return answer if segments else answer.started()
 
+    def limited_to(self, budget: int) -> Answer:
+        """The answer with another budget. What was written counts, and at least one more token may
+        follow."""
+        if budget == self.budget:
+            return self
+        left = budget - (self.budget - self.tokens_left)
+        return replace(self, budget=budget, tokens_left=max(left, 1))
+
     def refused(self, *, shows_rest: bool) -> Answer:
         """The answer that ends in a refusal here. ``shows_rest``: text that was held back is shown
         before it."""

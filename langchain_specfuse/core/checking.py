@@ -229,7 +229,9 @@ class Checking:
         size = len(continued.text)
         self._held_back = [item for item in self._held_back if len(item.after.text) <= size]
         self._marks = {check: min(mark, size) for check, mark in self._marks.items()}
-        return continued, replace(job, answer=continued.segments)
+        return continued, replace(
+            job, answer=continued.segments, max_tokens=continued.tokens_left
+        )
 
     def keep(self, name: str) -> None:
         """Mark that this member's answer is shown although a check refuses it."""

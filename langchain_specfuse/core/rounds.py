@@ -20,7 +20,7 @@ from .answer import Answer, continues_loop, legal_part
 from .ballot import Ballot, Reading
 from .checking import Checking
 from .checks import CheckAsk, Verdicts
-from .options import Method, Settings
+from .options import NO_LIMIT, Method, Settings
 from .panel import Panel, rewarded, with_record, without_losers
 from .referee import FREE, Referee
 from .round import Departure, Round
@@ -186,8 +186,8 @@ def call_for_drafts(
     first = redrafting or ((panel.lead,) if panel.lead else panel.drafters)
     replies: Replies = dict.fromkeys(first, CANNOT_CONTINUE)
     continued: Answer | None = answer
-    if referee is not FREE:
-        continued = answer.written_by(native=panel.is_native(first[0]), referee=referee)
+    if referee is not FREE or redrafting or number == 1:
+        continued = continued_by(answer, first[0], panel, settings, referee, leads=leads)
     if continued is not None:
         if continued is not answer:
             answer, job = checking.continued(answer, continued, job)
@@ -204,7 +204,7 @@ def call_for_drafts(
             if failures:
                 replies = {**replies, **failures}
                 continue
-        continued = answer.written_by(native=panel.is_native(successor), referee=referee)
+        continued = continued_by(answer, successor, panel, settings, referee)
         if continued is None:
             replies = {**replies, successor: CANNOT_CONTINUE}
             continue
@@ -239,6 +239,24 @@ def call_for_drafts(
     if led and drafts and (panel.lead is None or panel.lead in clock.refusals):
         panel = replace(panel, lead=next(iter(drafts)))
     return panel, answer, drafts
+
+
+def continued_by(
+    answer: Answer,
+    name: str,
+    panel: Panel,
+    settings: Settings,
+    referee: Referee,
+    *,
+    leads: bool = True,
+) -> Answer | None:
+    """The answer as this member goes on with it; None if it cannot. A provider enforces
+    ``max_tokens`` itself, in its own tokens; another member writes what is left of it."""
+    native = panel.is_native(name)
+    continued = answer.written_by(native=native, referee=referee)
+    if continued is None or not leads:
+        return continued
+    return continued.limited_to(NO_LIMIT if native else settings.max_tokens or answer.budget)
 
 
 def woken(panel: Panel, number: int) -> Generator[Wake, Any, tuple[Panel, dict[str, Failure]]]:

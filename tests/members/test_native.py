@@ -493,6 +493,15 @@ async def test_a_limit_reached_is_reported_as_by_the_provider(
     await both.compare(itself, "Why?", way)
 
 
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", KINDS)
+async def test_max_tokens_are_the_providers_own_tokens(beside: Any, kind: Kind, way: str) -> None:
+    """In Chinese, a token of OpenAI's has more than one character."""
+    both = beside(kind, Reply([Text("天空是蓝色的，", "因为空气散射蓝光", "多于散射红光。")]))
+    _, found = await both.compare(itself, "为什么？", way, max_tokens=12)
+    assert found.text.endswith("红光。")
+
+
 @pytest.mark.parametrize("way", ["invoke", "stream"])
 @pytest.mark.parametrize("pieces", [('{"city": ', '"Par'), ('{"city": ', '"Paris"}')])
 @pytest.mark.parametrize("kind", ["openai", "mistral"])
@@ -868,6 +877,23 @@ async def test_a_reserve_continues_text_with_the_same_tools(
     assert request["tools"] == lead.asked[0]["tools"]
     turns = turns_of(lead.asked[0])
     assert turns_of(request)[: len(turns)] == turns
+
+
+@pytest.mark.parametrize(("max_tokens", "words"), [(12, 12), (3, 6), (None, 14)])
+@pytest.mark.parametrize("way", ["invoke", "stream"])
+async def test_a_local_reserve_writes_what_is_left_of_max_tokens(
+    servers: Any, way: str, max_tokens: Any, words: int
+) -> None:
+    """It writes one token at least."""
+    whole = "".join(STORY)
+    lead, *_ = servers["openai"]
+    lead.begin(Reply([Text(*STORY)], cut=TO_TEXT["openai"]))
+    members = [chat_model("openai", lead.url), ScriptedMember(whole, name="local")]
+    model = SpecFuseChatModel(members=members)
+    found = await answered(model, "Why is the sky blue?", way, max_tokens=max_tokens)
+    assert found.text.split() == whole.split()[:words]
+    finish = "length" if max_tokens else "stop"
+    assert found.response_metadata["finish_reason"] == finish
 
 
 @pytest.mark.parametrize("way", ["invoke", "stream"])
