@@ -31,7 +31,7 @@ from .checks import (
 from .options import Settings
 from .panel import Panel
 from .round import Rejection
-from .values import Draft, DraftJob
+from .values import Draft, DraftJob, Sampling
 
 Steps: TypeAlias = Generator[CheckAsk, Verdicts, Any]
 Marks: TypeAlias = Mapping[str, int]
@@ -135,6 +135,8 @@ class Checking:
         """The members that draft next; None for the usual ones."""
         self._length: int | None = None
         """The length of drafts after a fault."""
+        self._sampling: dict[str, Sampling] = {}
+        """member -> how its open stream, which began after a fault, is sampled."""
         # what the current round reports
         self.rejected: list[Rejection] = []
         self.refused: set[str] = set()
@@ -164,27 +166,32 @@ class Checking:
         return [name for name in self._only or () if name in panel.drafters]
 
     def job(self, job: DraftJob, name: str, panel: Panel, answer: Answer) -> DraftJob:
-        """The job of this member: the usual one, unless a check has refused its last draft."""
-        if self._length is not None and (panel.lead is not None or len(panel.drafters) == 1):
+        """The job of this member: the usual one, unless a check has refused its last draft. A
+        provider's reply stays a stream, which is read no further than its next fault. It stays the
+        same stream, so what follows the fault is sampled too."""
+        if not self._tries:
+            return job
+        streams = job.leads and panel.is_native(name)
+        is_led = panel.lead is not None or len(panel.drafters) == 1
+        if self._length is not None and is_led and not streams:
             length = min(job.segment_tokens, self._length)
             job = replace(job, segment_tokens=length, leads=False)
         redraft = self._redraft
         if redraft is None:
-            return job
-        job = replace(job, leads=False)
+            return replace(job, sampling=self._sampling.get(name, job.sampling))
+        job = replace(job, leads=streams)
         excluded = redraft.excluded.get(name)
         if excluded and len(answer.text) == redraft.at:
             job = replace(job, excluded=tuple(sorted(excluded)))
         if redraft.is_sampled and name == redraft.author:
-            sampling = job.sampling
-            job = replace(
-                job,
-                sampling=replace(
-                    sampling,
-                    temperature=max(sampling.temperature, SAMPLED),
-                    seed=sampling.seed + SEED_STEP * self._tries,
-                ),
+            sampling = replace(
+                job.sampling,
+                temperature=max(job.sampling.temperature, SAMPLED),
+                seed=job.sampling.seed + SEED_STEP * self._tries,
             )
+            job = replace(job, sampling=sampling)
+            if streams:
+                self._sampling[name] = sampling
         return job
 
     # --- judging the drafts of a round ------------------------------------------------------------
@@ -229,9 +236,7 @@ class Checking:
         size = len(continued.text)
         self._held_back = [item for item in self._held_back if len(item.after.text) <= size]
         self._marks = {check: min(mark, size) for check, mark in self._marks.items()}
-        return continued, replace(
-            job, answer=continued.segments, max_tokens=continued.tokens_left
-        )
+        return continued, replace(job, answer=continued.segments, max_tokens=continued.tokens_left)
 
     def keep(self, name: str) -> None:
         """Mark that this member's answer is shown although a check refuses it."""

@@ -896,6 +896,34 @@ async def test_a_local_reserve_writes_what_is_left_of_max_tokens(
     assert found.response_metadata["finish_reason"] == finish
 
 
+@pytest.mark.parametrize(("finish", "max_tokens"), [("", None), ("length", 4)])
+@pytest.mark.parametrize("way", ["invoke", "stream"])
+@pytest.mark.parametrize("kind", ["openai", "anthropic"])
+async def test_what_a_check_refused_is_written_anew_in_one_request(
+    servers: Any, kind: Kind, way: str, finish: str, max_tokens: Any
+) -> None:
+    """It goes on to the end of the answer, which is the provider's own limit too."""
+    if finish and kind == "anthropic":
+        finish = "max_tokens"
+
+    def lead(body: Any) -> Reply:
+        said = [text_of(turn) for turn in turns_of(body) if turn.get("role") == "assistant"]
+        if is_trial(body):
+            return Reply([Text(" six,", " five,")])
+        if said:
+            return Reply([Text(" blue", " today", " and", " always.")], finish)
+        return Reply([Text("The sky", " is", " purple", " today.")])
+
+    servers[kind][0].begin(lead)
+    model = SpecFuseChatModel(
+        members=[chat_model(kind, servers[kind][0].url)], checks=[checks.forbids("purple")]
+    )
+    found = await answered(model, "Why?", way, max_tokens=max_tokens)
+    assert found.text == "The sky is blue today and always."
+    assert len(asked(servers[kind][0])) == 2
+    assert found.response_metadata["specfuse"]["finish"] == ("length" if finish else "stop")
+
+
 @pytest.mark.parametrize("way", ["invoke", "stream"])
 @pytest.mark.parametrize("other", [*KINDS, "local"])
 @pytest.mark.parametrize("kind", KINDS)
