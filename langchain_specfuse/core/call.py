@@ -18,6 +18,9 @@ from .values import Failure
 
 SHOWN = 300
 """At most this many characters of another program's error message are passed on."""
+REST_S, LONGEST_REST_S = 0.008, 0.05
+"""How long a stream collects what arrives, for each other stream that is read, and the most
+together: a chunk takes far more processor time than another token in it."""
 _THREAD = threading.local()
 
 
@@ -81,6 +84,11 @@ def note_arrival() -> None:
     if call is not None:
         call.note_arrival()
     refuse_closed()
+
+
+def rest_s(streams: int) -> float:
+    """How long one of so many streams collects what arrives."""
+    return min(REST_S * max(streams - 1, 0), LONGEST_REST_S)
 
 
 def refuse_closed() -> None:

@@ -26,7 +26,7 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from pydantic import Field, InstanceOf
 
-from ...core.call import replies
+from ...core.call import replies, rest_s
 from ...core.letters import LETTERS, chosen_letter
 from ...core.member import Probe
 from ...core.values import (
@@ -427,6 +427,7 @@ class ChatModelMember:
     def _new_stream(
         self, parts: Iterator[StreamPart], before: str, sent: int = 0, **options: Any
     ) -> OpenStream:
+        options["rest_s"] = lambda: rest_s(len(self._streams))
         return OpenStream(parts, before, sent, price=self.price or (0.0, 0.0), **options)
 
     def _cannot_continue(self) -> MemberError:

@@ -57,6 +57,8 @@ class OpenStream:
     """Whether a reply with this text that ended without a reason has broken off."""
     price: Sequence[float] = (0.0, 0.0)
     """Dollars per million input tokens and per million output tokens."""
+    rest_s: Callable[[], float] = lambda: 0.0
+    """For how long parts are collected, after the first text, before they are handed on."""
     text: str = ""
     """What was read so far."""
     finish: str = ""
@@ -80,6 +82,8 @@ class OpenStream:
     def __post_init__(self) -> None:
         self._count = WordCount()
         self._is_cancelled = False
+        self._failure: MemberError | None = None
+        """Why no more can be read, if that came after text."""
 
     @property
     def words(self) -> int:
@@ -160,7 +164,22 @@ class OpenStream:
                 since, words_before = time.perf_counter(), self.words
             if is_over:
                 return
-            self._read_part()
+            self._read_on()
+
+    def _read_on(self) -> None:
+        """Read the next part, and those that come while the stream rests."""
+        if self._failure is not None:
+            raise self._failure
+        begun = len(self.text)
+        until = time.monotonic() + self.rest_s() if begun else 0.0
+        try:
+            while self._read_part() and not self._is_silent and not self.finish:
+                if time.monotonic() >= until:
+                    return
+        except MemberError as error:
+            if len(self.text) == begun:
+                raise
+            self._failure = error  # the text before it is handed on first
 
     def _draft(
         self, place: int, text: str, words: list[str], ended: bool, effort: Effort, thought: str

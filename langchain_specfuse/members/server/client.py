@@ -24,7 +24,7 @@ from weakref import WeakSet, finalize
 import httpx2
 import orjson
 
-from ...core.call import SHOWN, interrupted_by, note_arrival, refuse_closed
+from ...core.call import SHOWN, interrupted_by, note_arrival, refuse_closed, rest_s
 from ...errors import MemberError, UsageError, advised
 from ..network import through_proxy, to_correct_key, to_reach
 
@@ -36,9 +36,6 @@ RETRIED = (429, 500, 502, 503, 504)
 """Statuses of errors that may be temporary."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 CONNECT_S = 5.0
-REST_S, LONGEST_REST_S = 0.004, 0.03
-"""How long a stream is not read after a chunk, for each other stream that is read, and the most
-together: a chunk takes far more processor time than another token in it."""
 JSON = {"content-type": "application/json"}
 EVENT = b"\n\n"
 """What ends an event of a stream. It occurs nowhere else in a response."""
@@ -216,9 +213,9 @@ class Client:
     def rest(self) -> None:
         """Let more arrive for the next chunk of a stream, if others are read, too. All of them are
         read at the same moments: that takes a fifth less processor time than one after another."""
-        rest_s = min(REST_S * (len(self._being_read) - 1), LONGEST_REST_S)
-        if rest_s > 0:
-            time.sleep(rest_s - time.monotonic() % rest_s)
+        longest_s = rest_s(len(self._being_read))
+        if longest_s:
+            time.sleep(longest_s - time.monotonic() % longest_s)
 
     def _request(
         self, method: str, path: str, body: Mapping[str, Any] | None, final: Collection[int] = ()

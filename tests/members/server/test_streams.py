@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from langchain_specfuse import ServerMember
+from langchain_specfuse.core import call
 from langchain_specfuse.core.call import Call
 from langchain_specfuse.core.values import Constraint, Draft, DraftJob, Failure, Query
 from langchain_specfuse.members.server import client
@@ -100,8 +101,8 @@ def test_the_more_streams_are_read_the_more_a_part_carries(
     server: FakeServer, served: ServerMember, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One part for each token took two thirds of the processor time of eight answers at once."""
-    monkeypatch.setattr(client, "REST_S", 0.5)
-    monkeypatch.setattr(client, "LONGEST_REST_S", 0.5)
+    monkeypatch.setattr(call, "REST_S", 0.5)
+    monkeypatch.setattr(call, "LONGEST_REST_S", 0.5)
     server.pace = lambda _: time.sleep(0.01)
     alone = streamed(served, leading())
     other = served.stream(leading())
