@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
-from ..constraints import CallPiece, CallReader, scanned
+from ..constraints import CallPiece, CallReader
 from ..core.values import CallFormat, ToolCall
 from .messages import read_json
 
@@ -54,109 +54,57 @@ def reason_of(arguments: str) -> str | None:
     return match[1] if match else None
 
 
-class LoneCall:
-    """Reads an answer that consists of a single call, written as plain JSON or in a code fence.
-
-    Many models that were trained on code write calls like this, whatever the prompt says. Text is
-    held back while it may become such a call.
-
-    >>> reader = LoneCall(["add"])
-    >>> reader.feed('```json\\n{"name": "ad'), reader.feed('d", "arguments": {"a": 1}}\\n```')
-    ('', '')
-    >>> reader.finish()
-    ('', ToolCall(name='add', arguments='{"a": 1}', id=''))
-    >>> LoneCall(["add"]).feed('{"name": "Ann"}')
-    '{"name": "Ann"}'
-    """
-
-    def __init__(self, names: Collection[str]) -> None:
-        self._names = [json.dumps(name, ensure_ascii=False) for name in names]
-        self._held = ""
-        self._possible = True
-        self._begin: int | None = None
-        """Where the JSON object begins, once it may be a call."""
-        self._scan = (0, 0, False, False)
-        """How far the object has been read: see ``scanned``."""
-
-    def feed(self, text: str) -> str:
-        """Read more text. Returns the text that is certainly not a call."""
-        if not self._possible:
-            return text
-        self._held += text
-        self._possible = self._may_be_call()
-        return "" if self._possible else self.release()
-
-    def release(self) -> str:
-        """Return the text that was held back: it is not a call."""
-        held, self._held, self._possible = self._held, "", False
-        return held
-
-    def finish(self) -> tuple[str, ToolCall | None]:
-        """End the answer. Returns what was held back, either as text or as a call."""
-        call = self._call() if self._possible else None
-        return ("", call) if call else (self.release(), None)
-
-    def _may_be_call(self) -> bool:
-        """Whether the text so far may become a call."""
-        if self._begin is None:
-            body = _unfenced(self._held)
-            if body is None or not self._may_begin(body):
-                return False
-            if not body:
-                return True
-            self._begin = len(self._held) - len(body)
-            self._scan = (self._begin, 0, False, False)
-        if not self._may_begin(self._held[self._begin : self._begin + 400]):
-            return False
-        if not self._scan[3]:
-            self._scan = scanned(self._held, *self._scan[:3])
-        end, _, _, is_whole = self._scan
-        return not is_whole or self._held[end:].strip() in ("", "`", "``", "```")
-
-    def _may_begin(self, body: str) -> bool:
-        """Whether a call may begin like this: with one of its keys, and a tool's name."""
-        if not body:
-            return True
-        if body[0] != "{":
-            return False
-        rest = body[1:].lstrip()
-        for key in _KEYS:
-            if key.startswith(rest):
-                return True
-            if not rest.startswith(key):
-                continue
-            value = rest[len(key) :].lstrip().removeprefix(":").lstrip()
-            if key != _KEYS[0]:
-                return value[:1] in ("", "{")
-            return any(name.startswith(value) or value.startswith(name) for name in self._names)
-        return False
-
-    def _call(self) -> ToolCall | None:
-        """The call, if the text is one."""
-        end, _, _, is_whole = self._scan
-        if self._begin is None or not is_whole:
-            return None
-        try:
-            data = read_json(self._held[self._begin : end])
-        except (ValueError, RecursionError):
-            return None
-        arguments = data.get("arguments", data.get("parameters"))
-        name = json.dumps(data.get("name"), ensure_ascii=False)
-        if len(data) != 2 or name not in self._names or not isinstance(arguments, dict):
-            return None
-        return ToolCall(data["name"], json.dumps(arguments, ensure_ascii=False))
+_KEYS = ('"name"', '"arguments"', '"parameters"')
+_LONE = re.compile(r"\s*(?:```[^\S\n]*\w*\s*)?(\{.*\})\s*`{0,3}\s*", re.DOTALL)
+_HEAD = 400
+"""How many characters may be needed to see that a text is no call."""
 
 
 def lone_call(names: Collection[str], text: str) -> ToolCall | None:
-    """The call that makes up all of this text, if the text is a call and nothing else.
+    """The call that makes up all of this text, written as plain JSON or in a code fence; None if
+    the text is anything else. Many models that were trained on code write calls like this, whatever
+    the prompt says.
 
-    >>> lone_call(["add"], '{"name": "add", "arguments": {"a": 1}}')
+    >>> lone_call(["add"], '```json\\n{"name": "add", "arguments": {"a": 1}}\\n```')
     ToolCall(name='add', arguments='{"a": 1}', id='')
     """
-    reader = LoneCall(names)
-    if reader.feed(text):
+    match = _LONE.fullmatch(text)
+    if match is None:
         return None
-    return reader.finish()[1]
+    try:
+        data = read_json(match[1])
+    except (ValueError, RecursionError):
+        return None
+    arguments = data.get("arguments", data.get("parameters"))
+    name = data.get("name")
+    if len(data) != 2 or name not in names or not isinstance(arguments, dict):
+        return None
+    return ToolCall(name, json.dumps(arguments, ensure_ascii=False))
+
+
+def may_become_call(names: Collection[str], text: str) -> bool:
+    """Whether a :func:`lone_call` may begin like this: with one of its keys, and a tool's name.
+
+    >>> [may_become_call(["add"], text) for text in ("```js", '{"na', '{"name": "Ann"}')]
+    [True, True, False]
+    """
+    body = _unfenced(text[:_HEAD])
+    if not body:
+        return body is not None
+    if body[0] != "{":
+        return False
+    rest = body[1:].lstrip()
+    for key in _KEYS:
+        if key.startswith(rest):
+            return True
+        if not rest.startswith(key):
+            continue
+        value = rest[len(key) :].lstrip().removeprefix(":").lstrip()
+        if key != _KEYS[0]:
+            return value[:1] in ("", "{")
+        quoted = [json.dumps(name, ensure_ascii=False) for name in names]
+        return any(name.startswith(value) or value.startswith(name) for name in quoted)
+    return False
 
 
 def arguments_of(call: ToolCall) -> Any:
@@ -165,9 +113,6 @@ def arguments_of(call: ToolCall) -> Any:
         return read_json(call.arguments)
     except (ValueError, RecursionError):
         return call.arguments
-
-
-_KEYS = ('"name"', '"arguments"', '"parameters"')
 
 
 def _unfenced(text: str) -> str | None:
@@ -208,7 +153,9 @@ class Splitter:
     ) -> None:
         self._reader = CallReader(format, anywhere=anywhere)
         self._fault = fault
-        self._lone = LoneCall(lone) if lone else None
+        self._lone = lone
+        self._held: str | None = "" if lone else None
+        """The whole prose while it may become a call in plain JSON; None if it cannot."""
         self._lone_calls = 0
 
     @property
@@ -226,15 +173,18 @@ class Splitter:
         # answer was cut off there. Then it is dropped.
         if last and not cut:
             prose += self._reader.finish()
-        if self._lone:
-            prose = self._lone.feed(prose)
-            if pieces or cut:
-                prose += self._lone.release()
-            elif last:
-                rest, call = self._lone.finish()
-                prose += rest
-                if call:
-                    pieces[0] = self._lone_piece(call)
+        if self._held is not None:
+            self._held += prose
+            call = None
+            if last and not pieces and not cut:
+                call = lone_call(self._lone, self._held)
+            if call is not None:
+                pieces[0] = self._lone_piece(call)
+                prose = ""
+            elif last or pieces or cut or not may_become_call(self._lone, self._held):
+                prose, self._held = self._held, None
+            else:
+                prose = ""
         return prose, list(pieces.values())
 
     def _read(self, text: str, cut: str) -> tuple[str, dict[int, CallPiece]]:

@@ -4,7 +4,7 @@ Everything here works on texts, bytes and vocabularies, without models, torch or
 llguidance compiles the grammars; the extra ``langchain-specfuse[structured]`` installs it.
 """
 
-from .calls import CallPiece, CallReader, canonical, format_in, scanned, trigger
+from .calls import CallPiece, CallReader, canonical, format_in, trigger
 from .grammar import Grammar, State, Vocabulary, vocabulary
 from .referee import check, referee_for
 from .rules import arguments_schema, reader_for, respaced, schema_of
@@ -27,7 +27,6 @@ __all__ = [
     "referee_for",
     "refuse_invalid",
     "respaced",
-    "scanned",
     "schema_of",
     "trigger",
     "vocabulary",

@@ -171,54 +171,9 @@ def arguments_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "object", **schema}
 
 
-class Respacing:
-    """Puts the spaces that the grammar demands into a text that was written without masks and
-    arrives in parts, and removes the code fence that many models put around JSON. Text that need
-    not be JSON is left unchanged.
-
-    >>> spacing = Respacing(Constraint("json"))
-    >>> [spacing.plus(part) for part in ("```js", 'on\\n{"a"', ':"b :', ' c"', "}")]
-    ['', '{"a"', ': "b :', ' c"', '}']
-    """
-
-    def __init__(self, constraint: Constraint | None, answer: str = "") -> None:
-        """``answer`` is the text before, which has its spaces."""
-        self._is_json = constraint is not None and constraint.kind in ("json", "json_schema")
-        self._begun: str | None = None if answer else ""
-        """The beginning of the text while it may belong to a code fence."""
-        self._inside = ""
-        """A quote if the text so far stops inside a string, with a backslash if it stops in an
-        escape."""
-        self._owed = self._spaced(answer)[len(answer) :] if self._is_json else ""
-        """The space that the last character of the text before demands."""
-
-    def plus(self, part: str) -> str:
-        """The next part."""
-        if not self._is_json:
-            return part
-        if self._begun is not None:
-            self._begun += part
-            if _FENCE_BEGUN.fullmatch(self._begun):
-                return ""
-            part, self._begun = _FENCE.sub("", self._begun), None
-        owed, self._owed = self._owed, ""
-        return owed + self._spaced(part)
-
-    def _spaced(self, part: str) -> str:
-        parts = _STRINGS.split(self._inside + part)
-        parts[::2] = [
-            re.sub(r"[,:]", r"\g<0> ", re.sub(r"[ \t\r\n]+", "", part)) for part in parts[::2]
-        ]
-        spaced = "".join(parts)[len(self._inside) :]
-        self._inside = ""
-        if len(parts) > 1 and not parts[-1] and not _WHOLE_STRING.fullmatch(parts[-2]):
-            is_escaped = _ESCAPED.search(parts[-2]) is not None
-            self._inside = '"\\' if is_escaped else '"'
-        return spaced
-
-
 def respaced(constraint: Constraint | None, answer: str, draft: str) -> str:
-    """A draft that was written without masks, as :class:`Respacing` leaves it.
+    """A draft that was written without masks, with the spaces that the grammar demands and without
+    the code fence that many models put around JSON. Text that need not be JSON is left unchanged.
 
     >>> respaced(Constraint("json"), "{", '\\n  "a":[1,2],\\n  "b c" : " , "')
     '"a": [1, 2], "b c": " , "'
@@ -228,7 +183,27 @@ def respaced(constraint: Constraint | None, answer: str, draft: str) -> str:
     ... )
     ('{"a"', '')
     """
-    return Respacing(constraint, answer).plus(draft)
+    if constraint is None or constraint.kind not in ("json", "json_schema"):
+        return draft
+    if not answer:
+        if _FENCE_BEGUN.fullmatch(draft):
+            return ""
+        draft = _FENCE.sub("", draft)
+    inside = _inside(answer)
+    parts = _STRINGS.split(inside + draft)
+    parts[::2] = [
+        re.sub(r"[,:]", r"\g<0> ", re.sub(r"[ \t\r\n]+", "", part)) for part in parts[::2]
+    ]
+    owed = " " if answer.endswith((",", ":")) and not inside else ""
+    return owed + "".join(parts)[len(inside) :]
+
+
+def _inside(text: str) -> str:
+    """A quote if the text stops inside a string, with a backslash if it stops in an escape."""
+    parts = _STRINGS.split(text)
+    if len(parts) < 2 or parts[-1] or _WHOLE_STRING.fullmatch(parts[-2]):
+        return ""
+    return '"\\' if _ESCAPED.search(parts[-2]) else '"'
 
 
 # --- patterns, choices, grammars ------------------------------------------------------------------

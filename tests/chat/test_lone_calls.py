@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from langchain_core.messages import AIMessageChunk
 from langchain_core.tools import tool
 
 from langchain_specfuse import ScriptedMember, SpecFuseChatModel
-from langchain_specfuse.chat.call_text import LoneCall
+from langchain_specfuse.chat.call_text import Splitter
+from langchain_specfuse.chat.shape import COMMON
 from tests.torture.texts import cut
 
 
@@ -115,14 +117,14 @@ pieces = st.sampled_from(["```", "json\n", "{", '"name"', ": ", '"get_weather"',
 def test_text_is_conserved_and_calls_do_not_depend_on_where_pieces_end(
     text: str, places: list[int]
 ) -> None:
-    whole = LoneCall(["get_weather"])
-    shown = whole.feed(text)
-    rest, expected = whole.finish()
-    reader = LoneCall(["get_weather"])
-    released = "".join(map(reader.feed, cut(text, places)))
-    rest_of_reader, call = reader.finish()
-    assert call == expected
-    assert released + rest_of_reader == ("" if call else text) == shown + rest
+    prose, calls = Splitter(COMMON, anywhere=True, lone=["get_weather"]).feed(text, last=True)
+    splitter = Splitter(COMMON, anywhere=True, lone=["get_weather"])
+    parts = [splitter.feed(part)[0] for part in cut(text, places)]
+    last, calls_in_parts = splitter.feed("", last=True)
+    assert [replace(call, id=None) for call in calls_in_parts] == [
+        replace(call, id=None) for call in calls
+    ]
+    assert "".join([*parts, last]) == prose == ("" if calls else text)
 
 
 def test_a_call_that_the_budget_cuts_stays_text() -> None:
