@@ -158,7 +158,7 @@ class AnswerChunks:
         )
         if last:
             # On the last chunk only: merging chunks adds numbers up and refuses floats that differ.
-            message.usage_metadata = self._usage()
+            message.usage_metadata = self._usage(last)
             message.chunk_position = "last"
         return ChatGenerationChunk(message=message)
 
@@ -219,7 +219,8 @@ class AnswerChunks:
     # --- counting ---------------------------------------------------------------------------------
 
     def _count(self, round: Round) -> None:
-        if round.number == 1 and not self._prompt.prompt:
+        is_first = round.number == 1 or (self._hosted and round.member not in self._hosted)
+        if is_first and not self._prompt.prompt:
             self._prompt = self._prompt_in(round)
         if self._logprobs:
             self._logprobs.add(round)
@@ -237,7 +238,7 @@ class AnswerChunks:
                 return efforts[name]
         return Effort()
 
-    def _usage(self) -> UsageMetadata | None:
+    def _usage(self, last: Round) -> UsageMetadata | None:
         hosted = sum(self._bills.values(), Effort())
         read = self._prompt.prompt + hosted.input_tokens
         written = self._agreed.count(without=self._hosted) + hosted.output_tokens
@@ -249,7 +250,8 @@ class AnswerChunks:
         reported = self._passthrough.usage
         if reported and (read, written) == (reported["input_tokens"], reported["output_tokens"]):
             return reported  # one member wrote everything
-        if not reported and hosted.requests == 1 and self._passthrough.is_all:
+        is_read = last.finish in ("stop", "refusal") or last.segment.is_cut
+        if not reported and hosted.requests == 1 and self._passthrough.is_all and is_read:
             return None  # its provider has not said
         cached = min(self._prompt.reused, self._prompt.prompt)
         return UsageMetadata(

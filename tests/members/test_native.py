@@ -39,6 +39,7 @@ from langchain_openai import ChatOpenAI
 from pydantic import BaseModel
 
 from langchain_specfuse import ScriptedMember, SpecFuseChatModel, checks
+from langchain_specfuse.core.values import DraftJob, Query, Sampling, Turn
 
 from .fake_provider import SIGNATURE, Call, Cited, FakeProvider, Kind, Refusal, Reply, Text, Thought
 
@@ -533,6 +534,22 @@ async def test_usage_is_none_where_the_provider_reports_none(beside: Any) -> Non
     assert found.usage_metadata is None
 
 
+@pytest.mark.parametrize("way", ["invoke", "stream"])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_usage_of_a_stream_that_we_close_is_an_estimate(
+    beside: Any, kind: Kind, way: str
+) -> None:
+    """This server does not know stop strings."""
+    both = beside(kind, Reply([Text(*STORY)]))
+    found = await answered(both.led, "Why?", way, stop=[" light"])
+    assert found.text == "The sky is blue because air scatters blue"
+    usage = found.usage_metadata
+    (used,) = found.response_metadata["specfuse"]["usage"].values()
+    assert used["estimated"] and used["requests"] == 1
+    assert usage["input_tokens"] == used["input_tokens"] > 0
+    assert usage["output_tokens"] == used["output_tokens"] >= len(found.text.split())
+
+
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_model_with_a_cache_of_its_own_is_asked_once(
@@ -890,8 +907,13 @@ async def test_a_local_reserve_writes_what_is_left_of_max_tokens(
     lead.begin(Reply([Text(*STORY)], cut=TO_TEXT["openai"]))
     members = [chat_model("openai", lead.url), ScriptedMember(whole, name="local")]
     model = SpecFuseChatModel(members=members)
+    query = Query("q", (Turn("user", "Why is the sky blue?"),))
     found = await answered(model, "Why is the sky blue?", way, max_tokens=max_tokens)
     assert found.text.split() == whole.split()[:words]
+    (of_lead,) = found.response_metadata["specfuse"]["usage"].values()
+    prompt = members[1].draft([DraftJob(query, (), 1, 1, Sampling())])[0].effort.prompt
+    assert found.usage_metadata["input_tokens"] == of_lead["input_tokens"] + prompt
+    assert found.usage_metadata["output_tokens"] > of_lead["output_tokens"]
     finish = "length" if max_tokens else "stop"
     assert found.response_metadata["finish_reason"] == finish
 
