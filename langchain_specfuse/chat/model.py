@@ -47,7 +47,7 @@ from .functions import check_id, function_id
 from .options import NOT_FOR_A_CALL, STRUCTURED, Call, Options, translated_fields
 from .question import Question, aloaded, loaded, warn_where_votes_decide_nothing
 from .references import has_chat_model, names_of
-from .report import Report, RunScope
+from .report import Report, RunScope, Summary
 from .routing import name_of
 from .schemas import openai_tools
 
@@ -152,7 +152,7 @@ class SpecFuseChatModel(Options, BaseChatModel):
                 report.begin()
                 for round in rounds:
                     report.add(round)
-                    self._warn_of_limit(round, question.call)
+                    self._warn_of_limit(round, question.call, report.summary)
                     yield from chunks.of(round)
 
     async def _astream(
@@ -178,16 +178,21 @@ class SpecFuseChatModel(Options, BaseChatModel):
                 await report.abegin()
                 async for round in rounds:
                     await report.aadd(round)
-                    self._warn_of_limit(round, question.call)
+                    self._warn_of_limit(round, question.call, report.summary)
                     for chunk in chunks.of(round):
                         yield chunk
 
-    def _warn_of_limit(self, last: Round, call: Call) -> None:
+    def _warn_of_limit(self, last: Round, call: Call, summary: Summary) -> None:
         """Warn of an answer that a limit has cut, once for this chat model and option."""
-        if last.finish != "length" or last.stalled:
+        if last.finish != "length":
             return
         option, value = "max_tokens", f"={call.max_tokens or call.budget()}"
-        if last.segment.is_cut and call.max_tokens is None:
+        if last.stalled:
+            option = summary.budget_spent(call.max_calls, call.max_cost)
+            if not option:
+                return
+            value = f"={getattr(call, option)}"
+        elif last.segment.is_cut and call.max_tokens is None:
             option, value = f"the max_tokens of {last.member}", ""
         if option not in self._reached:
             self._reached.add(option)

@@ -39,7 +39,7 @@ from langchain_core.utils.uuid import uuid7
 
 from ..core.options import Method
 from ..core.round import Round, RoundData
-from ..core.values import Effort
+from ..core.values import Budget, Effort
 from ..errors import CheckError, EnsembleError, MemberError
 from .routing import Routing
 
@@ -362,6 +362,13 @@ class Summary:
                 billed = effort.requests, effort.input_tokens, effort.output_tokens
                 if any(billed) or effort.estimated_requests:
                     self.used[name] = self.used.get(name, Effort()) + effort
+
+    def budget_spent(self, max_calls: int | None, max_cost: float | None) -> str:
+        """The name of the bound that the answer has reached; empty if there is none."""
+        left = Budget.of(max_calls, max_cost).after(sum(self.used.values(), Effort()))
+        if left.dollars <= 0:
+            return "max_cost"
+        return "max_calls" if left.is_spent else ""
 
     def as_dict(self) -> dict[str, Any]:
         """The summary as plain JSON, without exits, refusals and reasons of checks: they contain

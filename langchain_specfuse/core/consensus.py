@@ -25,14 +25,13 @@ from .referee import FREE, Referee
 from .results import RESULTS, Result, json_value
 from .round import Round
 from .rounds import (
-    Budget,
     Clock,
     Loop,
     is_refused,
     last_round,
     without_failed,
 )
-from .values import Ask, Draft, DraftJob, Query, Replies, Reply
+from .values import Ask, Budget, Draft, DraftJob, Query, Replies, Reply
 
 SAMPLED = 0.7
 """The least temperature of a member's second and further samples. At temperature 0 they would all
@@ -123,7 +122,7 @@ def answers(query: Query, settings: Settings, panel: Panel, referee: Referee = F
         """The answer that this member begins."""
         return free if before.is_native(member) else judged
 
-    clock = Clock(Budget(settings.max_calls, settings.max_cost))
+    clock = Clock(Budget.of(settings.max_calls, settings.max_cost))
     checking = Checking(settings)
     checking.begin_round()
     drafts: dict[str, Draft] = {}
@@ -131,10 +130,9 @@ def answers(query: Query, settings: Settings, panel: Panel, referee: Referee = F
     tally = Tally(waiting, samples=settings.samples, first_wins=first_wins)
     while not tally.is_decided():
         asked = tally.next()
-        can_pay = not clock.budget.is_spent
         written = {voter.member: answer_of(voter.member) for voter in asked}
         jobs = {
-            voter.member: job_of(query, settings, written[voter.member], voter.sample, can_pay)
+            voter.member: job_of(query, settings, written[voter.member], voter.sample, clock.budget)
             for voter in asked
         }
         replies = yield from whole_answers(jobs, written)
@@ -298,9 +296,9 @@ def sample_name(member: str, sample: int, members: Sequence[str]) -> str:
 
 
 def job_of(
-    query: Query, settings: Settings, answer: Answer, sample: int, can_pay: bool = True
+    query: Query, settings: Settings, answer: Answer, sample: int, budget: Budget
 ) -> DraftJob:
-    """The job of writing a whole answer. Its continuations copy ``new_requests``, so that an answer
+    """The job of writing a whole answer. Its continuations copy the budget, so that an answer
     that was begun may be finished, whatever that costs."""
     sampling = settings.sampling
     if sample:
@@ -314,7 +312,7 @@ def job_of(
         tokens,
         sampling,
         stop=settings.stop_strings,
-        new_requests=can_pay,
+        budget=budget,
     )
 
 

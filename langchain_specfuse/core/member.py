@@ -17,7 +17,7 @@ What an implementation promises (``tests/members/contract.py`` checks it for eve
 6. *The end is an event.* For an ended candidate the last log-probability is that of the end of the
    turn, or minus infinity if the model has no end of turn; then the end is not scored.
 7. *Scores are the model's own* log-probabilities, before temperature, penalties and masks.
-8. *No request that is billed* is started for a job with ``new_requests=False``.
+8. *No request that is billed* is started for a job whose ``budget`` is spent.
 9. *An excluded token does not come first.* With ``Probe.excludes``, no draft begins with a token of
    ``DraftJob.excluded``, except where no other token is legal; the reply's ``others`` are further
    tokens that it could have begun with. The rest of the draft, its log-probabilities and other jobs

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Generator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any, TypeAlias
 
@@ -28,6 +28,7 @@ from .values import (
     BUDGET,
     REFUSAL,
     Ask,
+    Budget,
     Draft,
     DraftJob,
     Effort,
@@ -49,6 +50,7 @@ Loop: TypeAlias = (
 CANNOT_CONTINUE = Failure(
     "error", "it cannot continue an object or a call that another member began and that was shown"
 )
+COSTS_TOO_MUCH = Failure(BUDGET, "the answer's budget (max_cost) is spent")
 OVERFLOW = "shorten the conversation, or use members with a longer context"
 
 
@@ -58,12 +60,12 @@ def rounds(query: Query, settings: Settings, panel: Panel, referee: Referee = FR
     method = settings.method
     tokens = settings.budget(native=panel.is_led_natively)
     answer = Answer(stop=settings.stop_strings, budget=tokens, hold=query.hold)
-    budget = Budget(settings.max_calls, settings.max_cost)
+    clock = Clock(Budget.of(settings.max_calls, settings.max_cost))
     checking = Checking(settings)
     answer = checking.begun(answer)
     for number in count(1):
         before, panel = panel, panel.without_absent()
-        clock = Clock(budget)
+        clock = Clock(clock.budget)
         agreed = answer.text if number > 1 else ""
         checking.begin_round()
         # 1. Draft. Members propose how the answer continues: a lead that is sure drafts alone. If
@@ -174,7 +176,7 @@ def call_for_drafts(
         # A draft that ends early at a stop string has another score, so a draft may end there only
         # if it is not put to a vote.
         stop=answer.stop if leads else (),
-        new_requests=not clock.budget.is_spent,
+        budget=clock.budget,
         leads=leads,
         logprobs=settings.logprobs,
     )
@@ -192,7 +194,10 @@ def call_for_drafts(
         if continued is not answer:
             answer, job = checking.continued(answer, continued, job)
         jobs = {name: checking.job(job, name, panel, answer) for name in first}
-        replies = yield Ask(jobs, number, bool(panel.reserve))
+        unpaid = too_dear(first, panel, clock.budget)
+        for name in unpaid:
+            del jobs[name]
+        replies = {**(yield Ask(jobs, number, bool(panel.reserve))), **unpaid} if jobs else unpaid
         clock.lap("draft", replies)
     others = [name for name in panel.drafters if name not in replies]
     while led and (others or panel.reserve) and needs_successor(settings, clock, replies):
@@ -209,7 +214,7 @@ def call_for_drafts(
             replies = {**replies, successor: CANNOT_CONTINUE}
             continue
         answer, job = checking.continued(answer, continued, job)
-        job = replace(job, new_requests=not clock.budget.is_spent)
+        job = replace(job, budget=clock.budget)
         jobs = {successor: checking.job(job, successor, panel, answer)}
         more = yield Ask(jobs, number, bool(panel.reserve))
         clock.lap("draft", more)
@@ -218,7 +223,7 @@ def call_for_drafts(
     if led or has_redraft or (settings.refusals == "any" and clock.refusals):
         others = []
     if others and not is_agreed_alone(panel, settings.method, replies[first[0]], answer):
-        job = replace(job, stop=(), new_requests=not clock.budget.is_spent, leads=False)
+        job = replace(job, stop=(), budget=clock.budget, leads=False)
         more_jobs = {name: checking.job(job, name, panel, answer) for name in others}
         more = yield Ask(more_jobs, number)
         clock.lap("draft", more)
@@ -257,6 +262,14 @@ def continued_by(
     if continued is None or not leads:
         return continued
     return continued.limited_to(NO_LIMIT if native else settings.max_tokens or answer.budget)
+
+
+def too_dear(names: Sequence[str], panel: Panel, budget: Budget) -> dict[str, Failure]:
+    """The failures of those members whose open streams are not read further, because the answer has
+    cost as much as it may."""
+    if budget.dollars > 0:
+        return {}
+    return {name: COSTS_TOO_MUCH for name in names if panel.is_native(name)}
 
 
 def woken(panel: Panel, number: int) -> Generator[Wake, Any, tuple[Panel, dict[str, Failure]]]:
@@ -364,14 +377,13 @@ def call_for_scores(
     if len(ballot.eligible) < 2 or not panel.verifiers:
         return panel, {}
     drafters = set(panel.drafters)
-    can_pay = not clock.budget.is_spent
     jobs = {
         name: ScoreJob(
             query,
             answer.segments,
             ballot.to_score(name),
             thinks=name in drafters,
-            new_requests=can_pay,
+            budget=clock.budget,
         )
         for name in panel.verifiers
     }
@@ -438,41 +450,6 @@ def member_error(gone: Departure) -> MemberError:
     return error
 
 
-@dataclass(slots=True)
-class Budget:
-    """What an answer may cost in requests to billed members (``max_calls`` and ``max_cost``), and
-    what it has cost so far.
-
-    Once a bound is reached, jobs say ``new_requests=False``. A member that would need a new request
-    refuses such a job: it leaves if the job was a draft, and only misses the vote if it was a
-    ballot. A member whose open stream matches the agreed text continues that stream, and members
-    that cost no requests go on as before. Requests that start together are not stopped half-way, so
-    an answer may exceed a bound by those of one phase of a round.
-
-    >>> budget = Budget(max_calls=2)
-    >>> budget.spend(Effort(requests=1)), budget.is_spent
-    (None, False)
-    >>> budget.spend(Effort(requests=1)), budget.is_spent
-    (None, True)
-    """
-
-    max_calls: int | None = None
-    max_cost: float | None = None
-    requests: int = 0
-    cost: float = 0.0
-
-    def spend(self, effort: Effort) -> None:
-        self.requests += effort.requests
-        self.cost += effort.cost
-
-    @property
-    def is_spent(self) -> bool:
-        """Whether no new request may be started."""
-        if self.max_calls is not None and self.requests >= self.max_calls:
-            return True
-        return self.max_cost is not None and self.cost >= self.max_cost
-
-
 class Clock:
     """Wall-clock time, effort and refusals of one round, by phase. Charges costs to the budget."""
 
@@ -501,7 +478,7 @@ class Clock:
                 if reply.effort == Effort():
                     continue
             efforts[name] = efforts[name] + reply.effort if name in efforts else reply.effort
-            self.budget.spend(reply.effort)
+            self.budget = self.budget.after(reply.effort)
 
     def lap_checks(self, checking: Checking) -> None:
         """Count the time since the last lap as time of the user's checks, if there are any."""

@@ -6,6 +6,7 @@ this process, in another process or by a server. ``core.round`` has the record o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -210,6 +211,40 @@ class Effort:
 
 
 @dataclass(frozen=True, slots=True)
+class Budget:
+    """What an answer may still cost in requests to billed members (``max_calls`` and ``max_cost``).
+
+    A member that would need a new request after that refuses a job: it leaves if the job was a
+    draft, and only misses the vote if it was a ballot. A member whose open stream matches the
+    agreed text continues that stream, unless the dollars are spent; then it is closed. Members that
+    cost no requests go on as before. Requests that start together are not stopped half-way, so an
+    answer may exceed a bound by those of one phase of a round.
+
+    >>> budget = Budget.of(max_calls=2).after(Effort(requests=1))
+    >>> budget.is_spent, budget.after(Effort(requests=1)).is_spent
+    (False, True)
+    """
+
+    requests: float = math.inf
+    dollars: float = math.inf
+
+    @classmethod
+    def of(cls, max_calls: int | None = None, max_cost: float | None = None) -> Budget:
+        return cls(max_calls or math.inf, max_cost or math.inf)
+
+    def after(self, effort: Effort) -> Budget:
+        """What is left of it."""
+        if not (effort.requests or effort.cost):
+            return self
+        return Budget(self.requests - effort.requests, self.dollars - effort.cost)
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether no new request may be started."""
+        return self.requests <= 0 or self.dollars <= 0
+
+
+@dataclass(frozen=True, slots=True)
 class Draft:
     """A proposed segment: a member's reply to a :class:`DraftJob`."""
 
@@ -290,9 +325,9 @@ class DraftJob:
     """Read at most this many chunks of a long context for this job, then reply with
     :class:`PrefillPending` if there is more (0: only report it). None: read everything. A member
     without chunked prefill may ignore it."""
-    new_requests: bool = True
-    """False: the answer's budget is spent. A member that would have to start a request that is
-    billed fails with ``BUDGET`` instead; others ignore it."""
+    budget: Budget = Budget()
+    """What the answer may still cost. A member that would have to start a request that is billed,
+    and must not, fails with ``BUDGET`` instead; others ignore it."""
     excluded: tuple[int, ...] = ()
     """The draft may not begin with one of these tokens of the member's own, because a check refused
     the text that they begin. They are allowed again after the first token. A member whose probe
@@ -318,7 +353,7 @@ class ScoreJob:
     members."""
     prefill_chunks: int | None = None
     """As in :class:`DraftJob`."""
-    new_requests: bool = True
+    budget: Budget = Budget()
     """As in :class:`DraftJob`."""
 
 

@@ -11,12 +11,14 @@ import pytest
 
 from langchain_specfuse import (
     ChatModelMember,
+    EnsembleError,
     Method,
     ScriptedMember,
     SpecFuseChatModel,
     UsageError,
 )
 
+from .remote import until
 from .test_chat_model import STORY, Talker, talker
 
 RED = STORY.replace("blue", "red")
@@ -34,16 +36,13 @@ def answered(members: list[Any], **options: Any) -> tuple[str, dict[str, Any], s
     return answer.text, metadata["specfuse"], metadata["finish_reason"]
 
 
-@pytest.mark.parametrize("bound", [{"max_calls": 2}, {"max_cost": 1e-5}])
-def test_at_the_bound_no_ballot_is_sent_and_the_writer_finishes_its_open_stream(
-    bound: dict[str, Any],
-) -> None:
+def test_at_the_bound_no_ballot_is_sent_and_the_writer_finishes_its_open_stream() -> None:
     writer, other = talker(), talker(script=RED)
     members = [
         ChatModelMember(model, name=name, price=(1, 2))
         for name, model in (("a", writer), ("b", other))
     ]
-    text, summary, finish = answered(members, lead=None, **bound)
+    text, summary, finish = answered(members, lead=None, max_calls=2)
     assert (text, finish) == (STORY, "stop") and asked(writer, other) == 2
     assert summary["exits"][0] | {"reason": ""} == {
         "member": "b",
@@ -58,6 +57,51 @@ def test_at_the_bound_no_ballot_is_sent_and_the_writer_finishes_its_open_stream(
         "cost": pytest.approx((5 + 38) / 1e6),
         "estimated": True,
     }
+
+
+def dear(name: str, **fields: Any) -> ChatModelMember:
+    """A word costs a dollar."""
+    return ChatModelMember(talker(**fields), name=name, price=(0, 1e6))
+
+
+@pytest.mark.parametrize("lead", ["a", None])
+def test_streams_are_closed_once_what_was_sent_has_cost_enough(
+    lead: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    members = [dear("a"), dear("b", script=RED)]
+    llm = SpecFuseChatModel(members=members, segment_tokens=4, lead=lead, max_cost=6)
+    with caplog.at_level("WARNING"):
+        answer = llm.invoke(QUESTION)
+    assert STORY.startswith(answer.text) and 2 <= len(answer.text.split()) <= 8
+    assert answer.response_metadata["finish_reason"] == "length"
+    assert asked(*(member.model for member in members)) == (1 if lead else 2)
+    assert until(lambda: all(member.model.closed for member in members if member.model.asked))
+    (warning,) = [record for record in caplog.records if "an answer was cut" in record.message]
+    assert "max_cost=6" in warning.message
+    used = answer.response_metadata["specfuse"]["usage"]
+    assert used["a"]["estimated"]
+    usage = answer.usage_metadata
+    assert usage["output_tokens"] == sum(of["output_tokens"] for of in used.values()) >= 6
+
+
+def test_a_local_reserve_goes_on_once_the_lead_has_cost_enough() -> None:
+    members = [dear("a"), ScriptedMember(STORY, name="local")]
+    text, summary, finish = answered(members, max_cost=6)
+    assert (text, finish) == (STORY, "stop") and 0 < summary["shares"]["a"] < 1
+    assert until(lambda: members[0].model.closed)
+
+
+@pytest.mark.parametrize(
+    ("bound", "tries"),
+    [({}, 2), ({"max_calls": 1}, 1), ({"max_calls": 2}, 2), ({"max_cost": 1}, 1)],
+)
+def test_an_answer_in_another_form_is_asked_for_again_if_the_budget_allows_it(
+    bound: dict[str, Any], tries: int
+) -> None:
+    member = dear("a", script="I do not know.")
+    with pytest.raises(EnsembleError, match="its answer is not what was asked for"):
+        SpecFuseChatModel(members=[member], **bound).invoke("Yes?", choice=["yes", "no"])
+    assert asked(member.model) == tries
 
 
 @pytest.mark.parametrize(("bound", "requests"), [(1, 3), (3, 3), (4, 9), (9, 9)])

@@ -356,11 +356,12 @@ class ChatModelMember:
     def _whole(
         self, job: DraftJob, request: Request, others: list[Effort]
     ) -> Iterator[Draft | Failure]:
-        """The whole answer, if it has the form that was asked for. It is asked for twice."""
+        """The whole answer, if it has the form that was asked for. It is asked for twice, if the
+        budget allows that."""
+        self._refuse_if_spent(job)
         messages = request.messages_for(self.model, self.system_prompt)
-        why = ""
-        for _ in range(2):
-            self._refuse_if_spent(job)
+        budget, why = job.budget, ""
+        while len(others) < 2 and not budget.is_spent:
             stream = self._asked(messages, self._arguments(job, request), "", job)
             draft = stream.draft("", job.max_tokens, job.max_tokens)
             if stream.is_refused_after(len(draft.text)):
@@ -373,6 +374,7 @@ class ChatModelMember:
                 others.clear()
                 return
             others.append(draft.effort)
+            budget = budget.after(draft.effort)
             messages = asked_again(messages, draft.text, why)
         raise MemberError(f"its answer is not what was asked for: {why}", member=self.name)
 
@@ -441,7 +443,7 @@ class ChatModelMember:
         )
 
     def _refuse_if_spent(self, job: DraftJob | ScoreJob) -> None:
-        if not job.new_requests:
+        if job.budget.is_spent:
             raise MemberError(
                 "the answer's budget (max_calls, max_cost) is spent", member=self.name, kind=BUDGET
             )
