@@ -295,11 +295,11 @@ MEASURED: Mapping[str, tuple[Callable[[Any], str], str]] = {
     "checks-short": (tables.checks_short, "studies/checked"),
     "endpoint": (tables.endpoint, "benchmarks/endpoint"),
     "engines": (tables.engines, "benchmarks/engines"),
-    "failover": (tables.failover, "benchmarks/failover"),
     "gpu": (tables.gpu, "benchmarks/gpu"),
     "llamacpp": (tables.rounds, "benchmarks/rounds"),
     "load": (tables.load, "benchmarks/load"),
     "prefix": (tables.prefix, "benchmarks/prefix"),
+    "reserve": (tables.reserve, "benchmarks/takeover"),
     "served": (tables.served, "benchmarks/served"),
     **{
         f"study-{name}": (partial(tables.checked, name=name), "studies/checked")
@@ -313,7 +313,7 @@ MEASURED: Mapping[str, tuple[Callable[[Any], str], str]] = {
     "study-router-mixed": (partial(tables.router, part="mixed"), "studies/routing"),
     "study-router-tiny": (partial(tables.router, part="specialists, tiny"), "studies/routing"),
     "study-skills": (partial(tables.skills, members="tiny"), "studies/specialists"),
-    "takeover": (tables.takeover, "benchmarks/failover"),
+    "takeover": (tables.takeover, "benchmarks/takeover"),
     "tracing": (tables.tracing, "benchmarks/tracing"),
 }
 """The name of a table, what makes it, and the script whose results it shows."""

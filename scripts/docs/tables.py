@@ -184,7 +184,7 @@ def rounds(results: Result) -> str:
     return _joined(table(heads, rows), source("benchmarks/rounds", results["about"], "medians"))
 
 
-def failover(results: Result) -> str:
+def reserve(results: Result) -> str:
     """What a reserve costs until it is needed, and how soon it goes on."""
     cost, hosted, about = results["cost"], results["hosted"], results["about"]
     lengths = {
@@ -192,10 +192,10 @@ def failover(results: Result) -> str:
         "long": f"a conversation of {about['arguments']['tokens']} tokens",
     }
     times = f"{cost['ratio']:.2f} times ({cost['lowest']:.2f} to {cost['highest']:.2f})"
-    before, reserve = (cost[key] / 1e9 for key in ("bytes_before", "bytes_of_reserve"))
+    before, added = (cost[key] / 1e9 for key in ("bytes_before", "bytes_of_reserve"))
     rows = [
         ("time of an answer with a reserve, over that of the lead alone", times),
-        ("memory of the reserve", f"{reserve:.2f} GB beside {before:.2f} GB"),
+        ("memory of the reserve", f"{added:.2f} GB beside {before:.2f} GB"),
         *(
             (
                 f"next text from a reserve {one['reserve']}, {lengths[one['conversation']]}",
@@ -210,7 +210,7 @@ def failover(results: Result) -> str:
     delays = "hosted: a reply begins after 0.4 s, and each word takes 20 ms"
     return _joined(
         table(("what", "measured"), rows),
-        source("benchmarks/failover", about, members, delays),
+        source("benchmarks/takeover", about, members, delays),
     )
 
 
@@ -518,7 +518,7 @@ def takeover(results: Result) -> str:
         f"first, it comes after {seconds['long']:.1f} s. With a simulated\nhosted reserve, the "
         f"first takeover takes {hosted['first_s']:.1f} s, and later ones {hosted['later_s']:.1f} "
         "s.",
-        source("benchmarks/failover", results["about"]),
+        source("benchmarks/takeover", results["about"]),
     )
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from .blocks import ROOT
 
-SCRIPTED, REAL = ("endpoint", "tracing"), ("engines", "failover", "prefix", "served")
+SCRIPTED, REAL = ("endpoint", "tracing"), ("engines", "prefix", "served", "takeover")
 
 
 def test_examples_in_docstrings_hold(build, monkeypatch):

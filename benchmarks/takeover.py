@@ -10,7 +10,7 @@
 
 Times run from the failure to the next text. The text up to the failure is the lead's.
 
-    python benchmarks/failover.py [--repeats 3] [--tokens 700] [--tiny]
+    python benchmarks/takeover.py [--repeats 3] [--tokens 700] [--tiny]
 """
 
 from __future__ import annotations
