@@ -18,6 +18,7 @@ from langchain_core import exceptions as langchain
 from langchain_core.exceptions import ModelError
 from langchain_core.language_models import BaseChatModel
 from langchain_core.outputs import ChatResult
+from langchain_openai import ChatOpenAI
 
 from langchain_specfuse import (
     ChatModelMember,
@@ -31,6 +32,7 @@ from langchain_specfuse import (
     UsageError,
 )
 from langchain_specfuse.members.server import client
+from tests.members.failing_server import FailingServer as CuttingServer
 
 from .conftest import BLUE, FailingMember, asked
 
@@ -414,6 +416,21 @@ def test_a_server_that_cannot_be_reached_is_langchains_connection_error(
     assert isinstance(raised.value, langchain.ModelConnectionError)
     good = SpecFuseChatModel(members=[ScriptedMember(BLUE, name="good")])
     assert llm.with_fallbacks([good], exceptions_to_handle=(ModelError,)).invoke("?").text == BLUE
+
+
+def test_the_error_of_a_reply_that_was_cut_says_how_much_had_come() -> None:
+    """OpenAI's client has one error for a connection that breaks and for none at all. Failover Bench
+    (S08) found that a stream cut after 40 words was said to come from a server out of reach."""
+    server = CuttingServer("a", fails_after=3)
+    model = ChatOpenAI(model="m", base_url=server.url, api_key="none", max_retries=0)
+    try:
+        with pytest.raises(EnsembleError, match=r"broke off after \d+ characters \(") as raised:
+            list(SpecFuseChatModel(members=[model]).stream("Count."))
+    finally:
+        server.stop()
+    told = str(raised.value)
+    assert "cannot be reached" not in told and "start the server" not in told
+    assert isinstance(raised.value, langchain.ModelConnectionError)
 
 
 def test_a_vote_without_a_server_that_is_down_says_how_to_go_on_without_it(

@@ -26,7 +26,7 @@ SCRIPTED = {
     "code_that_runs": "agreed by bob and dan",
     "endpoint": "|\nwritten by {'ann': 1.0}",
     "events": "cyd left",
-    "failover": "[first left: ConnectionError: peer closed connection]\n",
+    "failover": "[first left: its reply broke off after 32 characters (ConnectionError: peer closed",
     "fusion": "Pack a coat. It rains.\n",
     "langgraph_node": "tools 'The next train to Ulm leaves at 10:42.'",
     "testing": "all fine",
@@ -144,7 +144,7 @@ def test_an_example_with_a_validator_of_guardrails_runs(name, capsys):
 
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
 BENEFITS = {
-    "first_steps": "[provider left: ConnectionError: peer closed connection]",
+    "first_steps": "[provider left: its reply broke off after",
     "does_it_help": "with the check  100.0",
 }
 """Notebook -> a part of what it prints with real models."""

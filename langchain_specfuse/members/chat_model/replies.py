@@ -73,6 +73,8 @@ class Reply:
         """The length of the reply in words. A chunk without text counts as one word."""
         self._begun = False
         """Whether the text has begun. Reasoning may come before it."""
+        self._length = 0
+        """The characters that have arrived."""
         self._held = ""
         """Text that may belong to the reasoning."""
         self._finish = ""
@@ -169,6 +171,7 @@ class Reply:
             if self._finish != REFUSAL:  # after a refusal, the last chunk may still say "stop"
                 self._finish, self._reason = finish_of(reason), reason
         text, thought = str(chunk.text), ""
+        self._length += len(text)
         if chunk.additional_kwargs or not isinstance(chunk.content, str):
             thought = _thought_in(chunk)
             refusal = refusal_in(chunk)
@@ -227,7 +230,7 @@ class Reply:
         """A chat model's error as its member's."""
         # A gateway may repeat the key that it was sent.
         secret = os.environ.get(self._key_variable, "").strip().rpartition(" ")[2]
-        failure = member_error(error, self._member, secret)
+        failure = member_error(error, self._member, secret, self._length)
         if status_of(error) != 401:
             return failure
         if self._key_variable:
@@ -243,9 +246,9 @@ def _name_in(fields: Mapping[str, Any], name: str) -> str:
     return other if other in fields and name not in fields else name
 
 
-def member_error(error: Exception, member: str, secret: str = "") -> MemberError:
+def member_error(error: Exception, member: str, secret: str = "", length: int = 0) -> MemberError:
     """A chat model's error as its member's. If no server was reached, it says which. ``secret`` is
-    not shown."""
+    not shown; ``length`` characters of the reply had arrived."""
     kind = _kind_of(error)
     why = shown(error)
     if secret and secret in str(error):  # replaced before the text is cut, perhaps within it
@@ -255,6 +258,8 @@ def member_error(error: Exception, member: str, secret: str = "") -> MemberError
     failure = MemberError(why, member=member, kind=kind)
     if kind != "error" or not classes & _UNREACHED:
         return failure
+    if length:  # OpenAI's client has one error for a connection that broke and for none at all
+        return MemberError(f"its reply broke off after {length} characters ({why})", member=member)
     try:
         address = urlsplit(str(error.request.url))  # type: ignore[attr-defined]
     except (AttributeError, RuntimeError):  # httpx raises the latter if there is none
