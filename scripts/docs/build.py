@@ -295,6 +295,8 @@ MEASURED: Mapping[str, tuple[Callable[[Any], str], str]] = {
     "checks-short": (tables.checks_short, "studies/checked"),
     "endpoint": (tables.endpoint, "benchmarks/endpoint"),
     "engines": (tables.engines, "benchmarks/engines"),
+    "failover": (tables.failover, "benchmarks/failover"),
+    "failover-short": (tables.failover_short, "benchmarks/failover"),
     "gpu": (tables.gpu, "benchmarks/gpu"),
     "llamacpp": (tables.rounds, "benchmarks/rounds"),
     "load": (tables.load, "benchmarks/load"),

@@ -214,6 +214,45 @@ def reserve(results: Result) -> str:
     )
 
 
+def failover(results: Result) -> str:
+    """What a caller gets from each system in each scenario of a public benchmark."""
+    systems = results["systems"].values()
+    first = next(iter(systems))["scenarios"]
+    rows = [
+        (f"{id} {one['title']}", *(_verdict(system["scenarios"][id]) for system in systems))
+        for id, one in first.items()
+    ]
+    heads = ("scenario", *(system["label"] for system in systems))
+    settings = [
+        f"- {system['label']}: {system['settings']} ({_versions(system)})" for system in systems
+    ]
+    return _joined(table(heads, rows), settings, source("benchmarks/failover", results["about"]))
+
+
+def failover_short(results: Result) -> str:
+    """How many scenarios ended in each way."""
+    kinds = ("pass", "partial", "safe", "fail")
+    rows = [
+        (system["label"], *(system["counts"].get(kind, 0) for kind in kinds))
+        for system in results["systems"].values()
+    ]
+    heads = ("of 16 faults", *kinds)
+    return _joined(table(heads, rows), source("benchmarks/failover", results["about"]))
+
+
+def _verdict(row: Result) -> str:
+    found = row["verdict"] if row["verdict"] == "pass" else f"**{row['verdict']}**"
+    if "recovered_s" in row:  # many answers, one after another
+        return found
+    if row["first_s"] and row["first_s"] > 5:
+        return f"{found}, {row['s']:.1f} s (first text after {row['first_s']:.1f} s)"
+    return f"{found}, {row['s']:.1f} s"
+
+
+def _versions(system: Result) -> str:
+    return ", ".join(f"{name} {version}" for name, version in system["packages"].items())
+
+
 def prefix(results: Result) -> str:
     """The first segment when most of the prompt has been read before."""
     rows = [
