@@ -25,7 +25,15 @@ from .answers import RETRY_S, AnswerResponse, Metrics
 from .completions import Completion
 from .errors import ApiError, api_error
 from .replies import Reply
-from .requests import HOSTED, ChatRequest, Limits, read_request, refuse_other_model, request_in
+from .requests import (
+    HOSTED,
+    OPENAI,
+    ChatRequest,
+    Limits,
+    read_request,
+    refuse_other_model,
+    request_in,
+)
 from .responses import Response as OpenAIResponse
 from .responses import read_response_request
 from .rounds import Rounds
@@ -57,7 +65,11 @@ def app_of(
     llm = llm.model_copy(update={"output_version": "v0"})
     llm._checks_calls = False  # clients choose the schemas
     ensemble, call = ensemble_for(llm.members, llm.verifiers), Call.of(llm)
-    is_hosted = any(getattr(member, "is_hosted", False) for member in ensemble.members.values())
+    providers = {_provider_of(member) for member in ensemble.members.values()} - {None}
+    is_hosted = bool(providers)
+    unread: tuple[str, ...] = () if is_hosted else HOSTED
+    if not is_hosted or providers - {"openai", "azure"}:
+        unread += OPENAI
     metrics = Metrics(ensemble.admission)
     about = {"members": list(ensemble.members)}
     card = {
@@ -97,8 +109,7 @@ def app_of(
         asked = await request_in(request, limits, lambda body: read(body, model, limits))
         reply = reply_to(asked)
         options = {**defaults, **asked.options, **bounds}
-        if not is_hosted:
-            options = {name: value for name, value in options.items() if name not in HOSTED}
+        options = {name: value for name, value in options.items() if name not in unread}
         try:
             config: RunnableConfig = {"callbacks": [metrics, reply, *handlers]}
             chunks = llm.astream(asked.messages, config, **options)
@@ -175,6 +186,13 @@ def app_of(
         return await refuse(request, ApiError(error.status_code, message, code="unknown_url"))
 
     return app
+
+
+def _provider_of(member: Any) -> str | None:
+    """The provider of a chat model; None for other members."""
+    if not getattr(member, "is_hosted", False):
+        return None
+    return str(getattr(member, "spec", {}).get("provider"))
 
 
 def _guard(api_keys: Sequence[str], hosts: Sequence[str]) -> Callable[[Request], Awaitable[None]]:

@@ -44,16 +44,16 @@ FORMATS = (
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
 HOSTED = ("reasoning_effort", "verbosity")
 """Options for chat models only. Where no member is one, they have no effect."""
-OPTIONS = (*SAMPLING, "stop", "logprobs", *HOSTED, *FORMATS)
+OPENAI = ("user", "service_tier", "prompt_cache_key")
+"""Options for OpenAI's chat models. Others refuse them, so where a member is another chat model,
+they have no effect."""
+OPTIONS = (*SAMPLING, "stop", "logprobs", *HOSTED, *OPENAI, *FORMATS)
 """Options of the chat model that a client may choose."""
 BUDGETS = ("max_output_tokens", "max_completion_tokens", "max_tokens")
 """OpenAI's names for the same option. The first one is that of responses."""
 IGNORED = {
-    "user",
     "metadata",
-    "service_tier",
     "safety_identifier",
-    "prompt_cache_key",
     "prompt_cache_retention",
     "prediction",
     "client_metadata",  # Codex sends it
@@ -171,6 +171,9 @@ class _Fields(BaseModel):
     response_format: dict[str, Any] | None = None
     reasoning_effort: str | None = None
     verbosity: str | None = None
+    user: str | None = None
+    service_tier: str | None = None
+    prompt_cache_key: str | None = None
     seed: int | None = Field(None, strict=True, ge=-(2**63), lt=2**63)
 
 

@@ -14,9 +14,10 @@ from langchain_core.messages import AIMessageChunk
 
 from .errors import ApiError, invalid
 from .replies import CallPiece, Piece, Reply
-from .requests import NEUTRAL, SAMPLING, ChatRequest, Limits, checked, options_in
+from .requests import NEUTRAL, OPENAI, SAMPLING, ChatRequest, Limits, checked, options_in
 
-_SAME = {"model", "stream", "parallel_tool_calls", "stop", "regex", "choice", "grammar", *SAMPLING}
+_SAME = {"model", "stream", "parallel_tool_calls", "stop", "regex", "choice", "grammar"}
+_SAME |= {*SAMPLING, *OPENAI}
 """Options with the same name and meaning in a chat completion."""
 USED = {"input", "instructions", "tools", "tool_choice", "text", "max_output_tokens"}
 USED |= {"reasoning", "include", "stream_options", *_SAME}

@@ -217,9 +217,24 @@ def test_a_call_that_broke_off_comes_whole_from_the_reserve(provider):
     assert answer.model == "reserve"
 
 
+OPENAIS = {"user": "ann", "service_tier": "flex", "prompt_cache_key": "tenant-7"}
+
+
+@pytest.mark.parametrize("kind", ["openai", "anthropic"])
+def test_what_only_openai_reads_reaches_it_alone(provider, kind):
+    """Anthropic's client refuses an argument that it does not know."""
+    fake, client, _ = provider(Reply([Text("Sunny.")]), kind=kind)
+    client.chat.completions.create(model="specfuse", messages=QUESTION, **OPENAIS)
+    client.responses.create(model="specfuse", input="Why?", **OPENAIS)
+    for body in fake.asked:
+        expected = OPENAIS if kind == "openai" else {}
+        assert {name: body[name] for name in OPENAIS if name in body} == expected
+    assert len(fake.asked) == 2
+
+
 def test_local_members_ignore_the_effort_of_reasoning(serve):
     client = serve(ensemble()).client()
     answer = client.chat.completions.create(
-        model="specfuse", messages=QUESTION, reasoning_effort="low"
+        model="specfuse", messages=QUESTION, reasoning_effort="low", **OPENAIS
     )
     assert answer.choices[0].message.content == BLUE
