@@ -20,7 +20,7 @@ from ..core.checks import CheckContext, CheckJob
 from ..core.member import Probe
 from ..core.options import Settings
 from ..core.referee import FREE, Referee
-from ..core.results import json_value
+from ..core.results import calls_key, json_value
 from ..core.round import Round
 from ..core.values import CallFormat, Query, Turn
 from ..engine.checker import Checker
@@ -282,9 +282,9 @@ def _meaning(referee: Referee, is_json: bool, answer: str) -> Hashable:
     """
     if not referee.may_end(answer):
         return None
-    meaning = referee.same("", answer)
-    has_calls = meaning != answer
-    return meaning if has_calls or not is_json else json_value(answer)
+    if calls := referee.calls(answer):
+        return calls_key([call for call, _ in calls])
+    return json_value(answer) if is_json else answer
 
 
 def loaded(ensemble: Ensemble, call: Call) -> dict[str, Probe]:

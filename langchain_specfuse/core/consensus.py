@@ -22,7 +22,7 @@ from .checking import Checking
 from .options import Settings
 from .panel import Panel
 from .referee import FREE, Referee
-from .results import RESULTS, Result, json_value
+from .results import RESULTS, Result, calls_key
 from .round import Round
 from .rounds import (
     Clock,
@@ -154,7 +154,7 @@ def answers(query: Query, settings: Settings, panel: Panel, referee: Referee = F
         for voter in asked:
             if voter.name in passing:
                 start, draft = begun[voter.name]
-                result = _calls_in(draft) or _result(result_of, start.text + draft.text)
+                result = calls_key(draft.calls) or _result(result_of, start.text + draft.text)
                 tally.count(voter, result)
     if is_refused(settings, clock, drafts):
         clock.refusals = yield from checking.refusals(clock.refusals, judged)
@@ -241,11 +241,6 @@ def _joined(
         effort=draft.effort if earlier is None else first.effort + draft.effort,
         thought=first.thought or draft.thought,
     )
-
-
-def _calls_in(draft: Draft) -> Hashable:
-    """The result of a draft that calls tools: which ones, with which arguments."""
-    return tuple((call.name, json_value(call.arguments)) for call in draft.calls)
 
 
 def _result(result_of: Result, text: str) -> Hashable:

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, TypeAlias
 
 from .letters import chosen_letter
+from .values import ToolCall
 
 Result: TypeAlias = Callable[[str], Hashable]
 """An answer's text -> its result; None if it contains none. Equal results agree."""
@@ -74,6 +75,12 @@ def json_value(text: str) -> str | None:
         return json.dumps(alike(json.loads(text)), sort_keys=True)
     except (ValueError, RecursionError):
         return None
+
+
+def calls_key(calls: Sequence[ToolCall]) -> tuple[Hashable, ...]:
+    """A key that is equal for the same calls with the same arguments. A provider returns them
+    beside its text, other members write them."""
+    return tuple((call.name, json_value(call.arguments)) for call in calls)
 
 
 def alike(value: Any) -> Any:

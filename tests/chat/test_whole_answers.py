@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from langchain_core.tools import tool
+from members.calling_model import CallingModel, call_of
 from pydantic import BaseModel
 
 from langchain_specfuse import ScriptedMember, SpecFuseChatModel
@@ -76,6 +77,17 @@ def test_answers_beside_tools_are_compared_exactly() -> None:
     other = ScriptedMember.call("find", what="1")
     answer = agreed(call, other, other, response_format=Point, tools=[find])
     assert [tool_call["args"] for tool_call in answer.tool_calls] == [{"what": "1"}]
+
+
+def test_a_chat_model_and_a_local_member_that_make_the_same_call_agree() -> None:
+    members = [
+        ScriptedMember("I do not know.", name="a"),
+        ScriptedMember(f"I look. {ScriptedMember.call('go', city='Oslo', days=2)}", name="b"),
+        CallingModel(replies=[call_of("go", "Let me see.", days=2.0, city="Oslo")], asked=[]),
+    ]
+    llm = SpecFuseChatModel(members=members, segment="answer", lead=None)
+    answer = llm.bind_tools([go]).invoke("Where to?")
+    assert [call["args"] for call in answer.tool_calls] == [{"city": "Oslo", "days": 2}]
 
 
 def test_an_answer_cut_by_the_budget_has_no_result() -> None:
