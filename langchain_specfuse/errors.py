@@ -17,7 +17,7 @@ that its retry, fallback and summarization middleware recognise them.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, TypeVar
@@ -129,6 +129,17 @@ def emptied(error: _E) -> _E:
         traceback.clear_frames(current.__traceback__)
         current = current.__cause__ or current.__context__
     return error
+
+
+def chain(error: BaseException) -> Iterator[BaseException]:
+    """The error, its cause, the cause of its cause, and so on."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        context = None if current.__suppress_context__ else current.__context__
+        current = current.__cause__ or context
 
 
 def amount(count: int, noun: str) -> str:

@@ -33,7 +33,7 @@ from langchain_core.exceptions import (
 from .. import errors
 from ..core.rounds import OVERFLOW
 from ..core.values import BUDGET
-from ..errors import BusyError, EnsembleError, MemberError, SpecFuseError, advised, notes_in
+from ..errors import BusyError, EnsembleError, MemberError, SpecFuseError, advised, chain, notes_in
 from ..members.network import status_of
 
 _Class = type[ModelError]
@@ -306,12 +306,11 @@ def _class_of(failure: MemberError) -> tuple[_Class, bool]:
     by_kind = _KINDS.get(failure.kind)
     if by_kind is not None:
         return by_kind, by_kind.is_retryable
-    chain = list(_chain(failure))
-    for error in chain:
+    for error in chain(failure):
         if isinstance(error, ModelError):
             theirs = next(theirs for theirs in _ENSEMBLE_ERRORS if isinstance(error, theirs))
             return theirs, error.is_retryable
-    for error in chain:
+    for error in chain(failure):
         by_content = _by_status(error) or _by_name(error)
         if by_content is not None:
             return by_content, by_content.is_retryable
@@ -330,17 +329,6 @@ def _by_name(error: BaseException) -> _Class | None:
     return next((theirs for name, theirs in _NAMES.items() if name in names), None)
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error, its cause, the cause of its cause, and so on."""
-    seen: set[int] = set()
-    current: BaseException | None = error
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
-        yield current
-        context = None if current.__suppress_context__ else current.__context__
-        current = current.__cause__ or context
-
-
 def _cause_of(error: SpecFuseError) -> BaseException | None:
     """The exception that a provider, a library or a check raised; otherwise the first member's
     failure."""
@@ -348,7 +336,7 @@ def _cause_of(error: SpecFuseError) -> BaseException | None:
         return error.__cause__
     failures = getattr(error, "failures", ())
     for failure in failures or [error]:
-        for cause in _chain(failure):
+        for cause in chain(failure):
             if not isinstance(cause, SpecFuseError):
                 return cause
     return failures[0] if failures else error.__cause__

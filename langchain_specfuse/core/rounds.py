@@ -178,6 +178,7 @@ def call_for_drafts(
         stop=answer.stop if leads else (),
         budget=clock.budget,
         leads=leads,
+        replaceable=bool(panel.reserve),
         logprobs=settings.logprobs,
     )
     if checking.wants_reserve(panel):
@@ -214,7 +215,7 @@ def call_for_drafts(
             replies = {**replies, successor: CANNOT_CONTINUE}
             continue
         answer, job = checking.continued(answer, continued, job)
-        job = replace(job, budget=clock.budget)
+        job = replace(job, budget=clock.budget, replaceable=bool(panel.reserve))
         jobs = {successor: checking.job(job, successor, panel, answer)}
         more = yield Ask(jobs, number, bool(panel.reserve))
         clock.lap("draft", more)

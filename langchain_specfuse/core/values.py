@@ -336,6 +336,8 @@ class DraftJob:
     leads: bool = False
     """Whether the writer goes on to the end of the answer, because no vote and no redraft is under
     way. If the member has a method ``stream``, the job goes to that one."""
+    replaceable: bool = False
+    """Whether another member can take over, so that a provider need not be asked for long."""
     logprobs: bool = False
     """Whether a ``stream`` must report log-probabilities, because the answer shows them. A
     ``draft`` reports them in any case, if the member knows them."""

@@ -257,7 +257,8 @@ def test_a_provider_that_breaks_off_is_replaced_in_mid_sentence(hosted, how, aft
     assert umlauts(text) == list(range(24))
     assert writers(text) in ("ab", "b") and len(other.asked) == 1
     begun = [message["content"] for message in other.asked[0]["messages"][1:]]
-    assert text.startswith("".join(begun)) and len(failing.asked) == 1
+    again = after == 0 and how in ("cut", "500")
+    assert text.startswith("".join(begun)) and len(failing.asked) == 1 + again
     (left,) = joined(chunks).response_metadata["specfuse"]["exits"]
     assert left["member"] == "a"
     assert left["kind"] == {"hang": "timeout", "401": "denied"}.get(how, "error")

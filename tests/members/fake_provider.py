@@ -7,6 +7,8 @@ events. It records the body and the headers of every request.
 from __future__ import annotations
 
 import json
+import socket
+import struct
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -69,7 +71,13 @@ class Reply:
     """The finish reason; empty: the protocol's own for these parts."""
     cut: int | None = None
     """The connection is closed after this many events; 0: before the first byte."""
+    is_reset: bool = False
+    """Whether it is reset instead."""
     status: int = 200
+    code: str = ""
+    """The code of an error, as OpenAI's protocol has it."""
+    retry_after: str = ""
+    """The header of an error that says when to ask again."""
     thought_key: str = "reasoning_content"
     """The field with the reasoning, where servers extend OpenAI's protocol: ``reasoning_content``
     (DeepSeek, vLLM before 0.11) or ``reasoning`` (OpenRouter, Ollama, vLLM)."""
@@ -530,6 +538,10 @@ _EVENTS = {
 }
 
 
+RESET = struct.pack("ii", 1, 0)
+"""Closing a socket with this option resets its connection."""
+
+
 def _data(event: dict[str, Any]) -> str:
     return f"data: {json.dumps(event)}\n\n"
 
@@ -549,21 +561,26 @@ def _answering(server: FakeProvider) -> type[BaseHTTPRequestHandler]:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             headers = {name.lower(): value for name, value in self.headers.items()}
             reply = server.reply_to(body, headers)
+            if reply.is_reset:
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
             if reply.cut == 0:
+                self.connection.close()
                 self.close_connection = True
             elif reply.status != 200:
-                error = {"type": "error", "message": "not now"}
-                self._send({"type": "error", "error": error}, reply.status)
+                error = {"type": "error", "message": "not now", "code": reply.code or None}
+                self._send({"type": "error", "error": error}, reply)
             elif body.get("stream"):
                 self._stream(reply, _EVENTS[server.kind](reply, body))
             elif reply.cut is None:
-                self._send(_MESSAGES[server.kind](reply, body))
+                self._send(_MESSAGES[server.kind](reply, body), reply)
             else:
                 self.close_connection = True
 
-        def _send(self, message: dict[str, Any], status: int = 200) -> None:
+        def _send(self, message: dict[str, Any], reply: Reply) -> None:
             data = json.dumps(message).encode()
-            self.send_response(status)
+            self.send_response(reply.status)
+            if reply.retry_after:
+                self.send_header("Retry-After", reply.retry_after)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(data)))
             self._end_headers()

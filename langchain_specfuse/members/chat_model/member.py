@@ -52,6 +52,7 @@ from .parts import joined as chunks_joined
 from .parts import with_text
 from .replies import Reply
 from .request import Request, asked_again, content_of, message_of, refuse_without_tools
+from .retries import asked_once, pause_before_retry, wait
 from .settings import sampling_of, silence_of
 from .stream import OpenStream, StreamPart
 from .words import words_of
@@ -99,7 +100,7 @@ Price = Annotated[
 
 
 class ChatModelMember:
-    """A LangChain chat model as a member, with its own settings, retries and rate limits.
+    """A LangChain chat model as a member, with its own settings and rate limits.
 
     >>> from langchain_core.language_models import FakeListChatModel
     >>> ChatModelMember(FakeListChatModel(responses=["Hello!"]), name="fake").name
@@ -360,9 +361,11 @@ class ChatModelMember:
         budget allows that."""
         self._refuse_if_spent(job)
         messages = request.messages_for(self.model, self.system_prompt)
-        budget, why = job.budget, ""
-        while len(others) < 2 and not budget.is_spent:
-            stream = self._asked(messages, self._arguments(job, request), "", job)
+        why = ""
+        for _ in range(2):
+            if job.budget.after(sum(others, Effort())).is_spent:
+                break
+            stream = self._asked(messages, self._arguments(job, request), "", job, others)
             draft = stream.draft("", job.max_tokens, job.max_tokens)
             if stream.is_refused_after(len(draft.text)):
                 yield self._refused(job, stream, draft)
@@ -374,7 +377,6 @@ class ChatModelMember:
                 others.clear()
                 return
             others.append(draft.effort)
-            budget = budget.after(draft.effort)
             messages = asked_again(messages, draft.text, why)
         raise MemberError(f"its answer is not what was asked for: {why}", member=self.name)
 
@@ -388,12 +390,20 @@ class ChatModelMember:
         messages = request.messages_for(self.model, self.system_prompt)
         arguments = self._arguments(job, request)
         if not answer:
-            return self._asked(messages, arguments, answer, job)
+            return self._asked(messages, arguments, answer, job, others)
         if self._way is None:
             self._way = self._find_way(others)
         if not self._way:
             raise self._cannot_continue()
-        parts = self._continued(messages, answer, self._way, arguments, self._repeats)
+        parts = self._continued(
+            messages,
+            answer,
+            self._way,
+            arguments,
+            self._repeats,
+            job=job,
+            others=others,
+        )
         sent = _words_in(messages) + len(words_of(answer))
         return self._new_stream(
             parts,
@@ -413,12 +423,20 @@ class ChatModelMember:
         arguments: Mapping[str, Any],
         answer: str,
         job: DraftJob,
+        others: list[Effort],
     ) -> OpenStream:
-        """A stream of the answer from its beginning."""
+        """A stream of the answer from its beginning. ``others`` as for :meth:`_stream_for`."""
         is_lead = is_alone(job)
         request = Request.of(job.query)
         return self._new_stream(
-            self._parts(messages, arguments, has_tags=not is_lead, is_whole=request.is_whole),
+            self._parts(
+                messages,
+                arguments,
+                has_tags=not is_lead,
+                is_whole=request.is_whole,
+                job=job,
+                others=others,
+            ),
             answer,
             _words_in(messages),
             sampling=job.sampling,
@@ -457,16 +475,33 @@ class ChatModelMember:
         may_be_empty: bool = False,
         has_tags: bool = True,
         is_whole: bool = False,
+        job: DraftJob | None = None,
+        others: list[Effort] | None = None,
     ) -> Iterator[StreamPart]:
-        model = self.model
+        """``others`` as for :meth:`_stream_for`."""
+        model = asked = self.model
+        may_repeat = False
+        if job is not None and job.replaceable:
+            asked = asked_once(model)
+            may_repeat = job.budget.requests >= 2
         limit, variable = self.thinking_tokens, self.key_variable
-        reply = Reply(self.name, model, self._key, limit, variable, may_be_empty, has_tags)
-        try:
-            yield from reply.parts(messages, options, is_whole=is_whole)
-        except MemberError as error:
-            if error.kind == "denied" and model is self.model:
-                self.is_denied = True
-            raise
+        while True:
+            reply = Reply(self.name, asked, self._key, limit, variable, may_be_empty, has_tags)
+            try:
+                yield from reply.parts(messages, options, is_whole=is_whole)
+                return
+            except MemberError as error:
+                if error.kind == "denied" and model is self.model:
+                    self.is_denied = True
+                pause_s = pause_before_retry(error.__cause__)
+                if not may_repeat or reply.has_arrived or pause_s is None:
+                    raise
+                kind = type(error.__cause__).__name__
+            log.info("%s is asked again in %g s (%s)", self.name, pause_s, kind)
+            may_repeat = False
+            if others is not None:
+                others.append(Effort(requests=1))
+            wait(pause_s)
 
     def _continued(
         self,
@@ -476,9 +511,11 @@ class ChatModelMember:
         options: Mapping[str, Any],
         repeats: int | None = None,
         replies: list[str] | None = None,
+        **retry: Any,
     ) -> Iterator[StreamPart]:
         """What comes after ``answer``, without the text that the model repeats, and with the space
-        that belongs there. The beginning of the unchanged reply is appended to ``replies``."""
+        that belongs there. The beginning of the unchanged reply is appended to ``replies``.
+        ``retry``: further arguments for :meth:`_parts`."""
         kept = answer.rstrip()  # some providers refuse a message that ends with white space
         messages = [*messages, AIMessage(kept)]
         if way == "continue":
@@ -486,7 +523,7 @@ class ChatModelMember:
             messages[-1] = AIMessage(kept, additional_kwargs={"prefix": True})
         else:
             messages.append(HumanMessage(CONTINUE_REQUEST.format(kept[-QUOTED:])))
-        parts = self._parts(messages, options, may_be_empty=True)
+        parts = self._parts(messages, options, may_be_empty=True, **retry)
         repeated = repeatable(kept, repeats)
         reply = ""
         least: float | None = None

@@ -83,6 +83,8 @@ class Reply:
         self._refusal = ""
         self._may_be_empty = may_be_empty
         self._has_tags = has_tags
+        self.has_arrived = False
+        """Whether a part of it has arrived."""
         self._quiet: list[AIMessageChunk] = []
         """Chunks that add nothing by themselves. They go with the next part."""
         self._calling: list[AIMessageChunk] = []
@@ -115,6 +117,7 @@ class Reply:
                 chunk = untraced.run(next, chunks, None)
                 if chunk is None:
                     break
+                self.has_arrived = True
                 note_arrival()
                 part = self._part(chunk)
                 if part is not None:
