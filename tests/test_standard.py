@@ -11,13 +11,14 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import httpx
 import pytest
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.outputs import ChatGeneration, ChatResult
-from langchain_core.utils.function_calling import convert_to_openai_tool
+from langchain_openai import ChatOpenAI
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 from langchain_tests.unit_tests import ChatModelUnitTests
+from members.fake_provider import Call as ToolCall
+from members.fake_provider import FakeProvider, Reply, Text
 
 from langchain_specfuse import ScriptedMember, SpecFuseChatModel, demo_members
 from langchain_specfuse.core.values import Constraint, Query
@@ -100,16 +101,16 @@ def says(text: str) -> Callable[[Query], str]:
     return script
 
 
-def smallest(schema: dict[str, Any]) -> dict[str, Any]:
+def smallest(schema: dict[str, Any], number: int = 1, text: str = "x") -> dict[str, Any]:
     """Return a flat object that satisfies the schema."""
-    values: dict[str, Any] = {"integer": 1, "string": "x", "array": []}
+    values: dict[str, Any] = {"integer": number, "string": text, "array": []}
     return {
         key: values.get(subschema.get("type", "null"))
         for key, subschema in schema.get("properties", {}).items()
     }
 
 
-class Scripted(Answers):
+class TestScripted(Answers):
     """Members that do not read the question."""
 
     def ensemble(self) -> list[Any]:
@@ -142,73 +143,95 @@ class Scripted(Answers):
     def test_unicode_tool_call_integration(self, model: BaseChatModel, **kwargs: Any) -> None:  # type: ignore[override]
         super().test_unicode_tool_call_integration(model)
 
-
-class TestScripted(Scripted):
-    """All members are scripts."""
-
     @BOTH_VERSIONS
     @pytest.mark.xfail(reason="this script calls no tool unless it is forced to")
     def test_agent_loop(self, model: BaseChatModel) -> None:
         super().test_agent_loop(model)
 
 
-class Hosted(BaseChatModel):
-    """A third-party chat model that calls tools natively, and knows schemas only from its system
-    text."""
+@cache
+def _provider() -> FakeProvider:
+    provider = FakeProvider("openai", _reply)
+    atexit.register(provider.stop)
+    return provider
+
+
+def _reply(body: dict[str, Any]) -> Reply:
+    """What a model of OpenAI's may answer: an object or a call with values from the question."""
+    question = json.dumps(body["messages"], ensure_ascii=False)
+    number = int((re.findall(r"\b[0-9]+\b", question) or [1])[-1])
+    name = (re.findall(r"'(.*?)'", question) or ["x"])[-1]
+    format = body.get("response_format") or {}
+    if format.get("type") == "json_object":
+        return Reply([Text(json.dumps({"setup": "x", "punchline": "x"}))])
+    if format:
+        schema = format["json_schema"]["schema"]
+        return Reply([Text(json.dumps(smallest(schema, number, name), ensure_ascii=False))])
+    if body.get("tools") and body["messages"][-1]["role"] == "user":
+        function = body["tools"][0]["function"]
+        arguments = json.dumps(smallest(function["parameters"], number, name), ensure_ascii=False)
+        return Reply([ToolCall(function["name"], (arguments[:9], arguments[9:]))])
+    return Reply([Text("Hello!", " I am a chat model", " that leads", " the members.")])
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer:UserWarning")  # of langchain-openai
+@pytest.mark.filterwarnings("ignore:Received a Pydantic BaseModel V1:UserWarning")
+@pytest.mark.filterwarnings("ignore:OpenAI may require a filename:UserWarning")
+class TestOpenAILeads(ChatModelIntegrationTests):
+    """The lead is OpenAI's chat model, which passes the same tests alone. A server in this process
+    answers."""
 
     @property
-    def _llm_type(self) -> str:
-        return "hosted"
-
-    def bind_tools(self, tools: Any, **options: Any) -> Any:
-        return self.bind(tools=[convert_to_openai_tool(tool) for tool in tools], **options)
-
-    def _generate(
-        self,
-        messages: list[BaseMessage],
-        stop: Any = None,
-        run_manager: Any = None,
-        *,
-        model: str = "hosted",
-        tools: Any = (),
-        **_: Any,
-    ) -> ChatResult:
-        system = "\n".join(message.text for message in messages if message.type == "system")
-        text, calls = "Hello! I am a chat model that leads the members of this answer.", []
-        if match := re.search(r"fits this schema:\n(\{.*\})", system):
-            text = json.dumps(smallest(json.loads(match[1])))
-        elif "with a JSON object" in system:
-            text = json.dumps({"setup": "x", "punchline": "x"})
-        elif tools and messages[-1].type == "human":
-            function = tools[0]["function"]
-            arguments = smallest(function["parameters"])
-            text, calls = "", [{"name": function["name"], "args": arguments, "id": "call_1"}]
-        message = AIMessage(
-            text,
-            tool_calls=calls,
-            response_metadata={
-                "model_name": model,
-                "finish_reason": "tool_calls" if calls else "stop",
-            },
-            usage_metadata={"input_tokens": 9, "output_tokens": 9, "total_tokens": 18},
-        )
-        return ChatResult(generations=[ChatGeneration(message=message)])
-
-
-class TestChatModelLeads(Scripted):
-    """The lead is a LangChain chat model."""
-
-    def ensemble(self) -> list[Any]:
-        return [Hosted(), super().ensemble()[1]]
+    def chat_model_class(self) -> type[BaseChatModel]:
+        return SpecFuseChatModel
 
     @property
     def chat_model_params(self) -> dict[str, Any]:
-        return {**super().chat_model_params, "lead": "Hosted"}
+        options: dict[str, Any] = {"model": "a-model", "api_key": "k", "stream_usage": True}
+        members = [ChatOpenAI(base_url=f"{_provider().url}/v1", **options) for _ in range(2)]
+        return {"members": members}
+
+    @property
+    def supports_json_mode(self) -> bool:
+        return True
+
+    @property
+    def supports_anthropic_inputs(self) -> bool:
+        return True
+
+    @property
+    def supports_image_inputs(self) -> bool:
+        return True
+
+    @property
+    def supports_image_urls(self) -> bool:
+        return True
+
+    @property
+    def supports_image_tool_message(self) -> bool:
+        return True
+
+    @property
+    def supports_pdf_inputs(self) -> bool:
+        return True
+
+    @property
+    def supports_pdf_tool_message(self) -> bool:
+        return True
+
+    @property
+    def supports_audio_inputs(self) -> bool:
+        return True
 
     @property
     def model_override_value(self) -> str:
-        """``model=`` is the lead's own argument."""
         return "another-model"
+
+    @pytest.fixture(autouse=True)
+    def _without_a_network(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The tests fetch images and sounds."""
+        monkeypatch.setenv("LANGCHAIN_TESTS_USER_AGENT", "tests")
+        monkeypatch.setattr("httpx.get", lambda *_, **__: httpx.Response(200, content=b"\x89PNG"))
 
 
 FREE_CHOICE = (
