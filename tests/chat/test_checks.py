@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis
 from hypothesis import strategies as st
-from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.tools import tool
 from pydantic import BaseModel
@@ -22,6 +21,7 @@ from langchain_specfuse import (
 )
 from langchain_specfuse.core.checks import Check
 from langchain_specfuse.core.values import REFUSAL, Draft, Failure
+from tests.members.calling_model import CallingModel
 
 
 def forbids(pattern):
@@ -371,17 +371,21 @@ def test_the_text_of_a_refusal_is_shown_only_if_it_passes(rule, options):
 # --- members that cannot write another draft ------------------------------------------------------
 
 
+def hosted_once() -> ChatModelMember:
+    """A chat model that writes a text that is refused, and starts over instead of continuing it."""
+    model = CallingModel(replies=[UNSAFE, "The offer is a good one."], asked=[])
+    return ChatModelMember(model, name="hosted")
+
+
 @pytest.mark.parametrize("calls", [None, 1])
 def test_a_chat_model_alone_does_what_on_failure_says_where_it_cannot_go_on(calls):
     """It cannot continue a text that was cut, and a further request may cost too much."""
-    hosted = ChatModelMember(FakeListChatModel(responses=[UNSAFE]), name="hosted")
-    llm = SpecFuseChatModel(
-        members=[hosted], checks=[forbids("guarantee")], max_calls=calls, segment_tokens=4
-    )
-    ended = llm.invoke("x", on_failure="end")
+    options = {"checks": [forbids("guarantee")], "max_calls": calls, "segment_tokens": 4}
+    ended = SpecFuseChatModel(members=[hosted_once()], **options).invoke("x", on_failure="end")
     assert ended.text.rstrip() == "We"
     assert ended.response_metadata["finish_reason"] == "check"
     streamed = []
+    llm = SpecFuseChatModel(members=[hosted_once()], **options)
     with pytest.raises(CheckError, match="hosted") as raised:
         streamed.extend(chunk.text for chunk in llm.stream("x"))
     assert raised.value.text == "".join(streamed)
@@ -389,10 +393,9 @@ def test_a_chat_model_alone_does_what_on_failure_says_where_it_cannot_go_on(call
 
 @pytest.mark.parametrize("calls", [None, 1])
 def test_where_a_chat_model_cannot_go_on_the_error_advises_only_what_can_help(calls):
-    hosted = ChatModelMember(FakeListChatModel(responses=[UNSAFE]), name="hosted")
     options = {"checks": [forbids("guarantee")], "max_calls": calls, "segment_tokens": 4}
     with pytest.raises(CheckError) as raised:
-        SpecFuseChatModel(members=[hosted], **options).invoke("x", redrafts=20)
+        SpecFuseChatModel(members=[hosted_once()], **options).invoke("x", redrafts=20)
     assert "other members" not in str(raised.value), "the text is its own"
     (advice,) = raised.value.notes
     assert "redrafts" not in advice, "no draft was tried again"
@@ -400,7 +403,7 @@ def test_where_a_chat_model_cannot_go_on_the_error_advises_only_what_can_help(ca
     if calls is None:
         assert "hosted (error): it cannot continue a given text" in str(raised.value)
     spare = ScriptedMember(SAFE, name="spare")
-    helped = SpecFuseChatModel(members=[hosted, spare], lead="hosted", **options)
+    helped = SpecFuseChatModel(members=[hosted_once(), spare], lead="hosted", **options)
     message = helped.invoke("x", redrafts=0)
     assert "guarantee" not in message.text and message.response_metadata["finish_reason"] == "stop"
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import pytest
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.messages import AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.tools import tool
 from langchain_core.tracers import BaseTracer
@@ -37,6 +37,7 @@ from langchain_specfuse.engine import breaker, limits
 from langchain_specfuse.members.chat_model import settings
 from tests.members import tiny
 from tests.members.calling_model import CallingModel, call_of, pieces
+from tests.members.continued import begun_in, begun_in_body
 from tests.members.failing_server import FailingServer
 
 from .conftest import BLUE, LIMIT_S, GatedMember, joined, until
@@ -81,22 +82,16 @@ class FailingModel(BaseChatModel):
     def _stream(
         self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **options: Any
     ) -> Iterator[ChatGenerationChunk]:
-        is_trial = any(message.text.startswith("Count the numbers") for message in messages)
-        if not is_trial:
-            self.asked.append(messages)
-        begun = messages[-1].text if isinstance(messages[-1], AIMessage) else ""
-        first = len(begun.split())
-        if is_trial:
-            texts = ["six,", "five,", "four"]
-        else:
-            texts = [f"{self.called}{number}" for number in range(first, self.words)]
+        self.asked.append(messages)
+        first = len(begun_in(messages).split())
+        texts = [f"{self.called}{number}" for number in range(first, self.words)]
         if self.fails_after == 0 and self._may_fail():
             self._fail()
-        if self.thought and not is_trial:
+        if self.thought:
             reasoning = [{"type": "reasoning", "reasoning": self.thought}]
             yield ChatGenerationChunk(message=AIMessageChunk(reasoning))
         for at, text in enumerate(texts):
-            if self.fails_after is not None and not is_trial and at == self.fails_after:
+            if self.fails_after is not None and at == self.fails_after:
                 if self.how == "cut":
                     yield self._chunk(f" {text}"[:2])
                 if self._may_fail():
@@ -135,7 +130,7 @@ def failing_members(*plans: tuple[int | None, str], **options: Any) -> list[Chat
 
 
 def requests(member: ChatModelMember) -> list[list[BaseMessage]]:
-    """The requests to this member's model, without trials."""
+    """The requests to this member's model."""
     return member.model.asked
 
 
@@ -211,8 +206,7 @@ def test_an_answer_is_complete_whichever_members_fail_and_however(seed):
             assert [failure.member for failure in error.failures] == [m.name for m in members]
         for member in members[1:]:
             for messages in requests(member):
-                begun = messages[-1].text if isinstance(messages[-1], AIMessage) else ""
-                assert text.startswith(begun), "the prompt has what was streamed"
+                assert text.startswith(begun_in(messages)), "the prompt has what was streamed"
         for member in members:
             member.model.released.set()
     assert texts[0] == texts[1], "sync and async differ"
@@ -256,9 +250,9 @@ def test_a_provider_that_breaks_off_is_replaced_in_mid_sentence(hosted, how, aft
     text = "".join(chunk.text for chunk in chunks)
     assert umlauts(text) == list(range(24))
     assert writers(text) in ("ab", "b") and len(other.asked) == 1
-    begun = [message["content"] for message in other.asked[0]["messages"][1:]]
     again = after == 0 and how in ("cut", "500")
-    assert text.startswith("".join(begun)) and len(failing.asked) == 1 + again
+    begun = begun_in_body(other.asked[0]["messages"])
+    assert text.startswith(begun) and len(failing.asked) == 1 + again
     (left,) = joined(chunks).response_metadata["specfuse"]["exits"]
     assert left["member"] == "a"
     assert left["kind"] == {"hang": "timeout", "401": "denied"}.get(how, "error")

@@ -24,6 +24,7 @@ from langchain_specfuse import (
     SpecFuseChatModel,
     checks,
 )
+from tests.members.continued import begun_in
 
 from .record import asked, events_in_order, identity, streamed, traced
 
@@ -402,11 +403,8 @@ class Speaker(BaseChatModel):
     def _reply(self, messages: list[BaseMessage]) -> str:
         if "Reply with its letter" in messages[-1].text:
             return self.letter
-        begun = messages[-1].text if isinstance(messages[-1], AIMessage) else ""
-        script = self.script
-        if any(message.text.startswith("Count the numbers") for message in messages):
-            script = "ten, nine, eight, seven, six, five"
-        rest = script.split()[len(begun.split()) :]
+        begun = begun_in(messages)
+        rest = self.script.split()[len(begun.split()) :]
         if begun:
             return " " + " ".join(rest)
         return self.thought + " ".join(rest)

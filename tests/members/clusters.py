@@ -86,17 +86,17 @@ class Talking(BaseChatModel):
     def _llm_type(self) -> str:
         return "talking"
 
+    def _get_ls_params(self, *args: Any, **options: Any) -> Any:
+        return {**super()._get_ls_params(*args, **options), "ls_provider": "ollama"}
+
     def _generate(self, *_: Any, **__: Any) -> ChatResult:
         raise NotImplementedError
 
     def _stream(
         self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **options: Any
     ) -> Iterator[ChatGenerationChunk]:
-        script = self.script
-        if "Count the numbers" in messages[0].text:
-            script = "ten, nine, eight, seven, six, five"
         begun = messages[-1].text if isinstance(messages[-1], AIMessage) else ""
-        for word in re.findall(r"\s*\S+", script.removeprefix(begun)):
+        for word in re.findall(r"\s*\S+", self.script.removeprefix(begun)):
             yield ChatGenerationChunk(message=AIMessageChunk(word))
             time.sleep(0.05)
         end = {"finish_reason": "stop"}

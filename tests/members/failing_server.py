@@ -15,9 +15,11 @@ from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from .continued import begun_in_body
+
 
 class FailingServer:
-    """Records the body of every request except trials in ``asked``."""
+    """Records the body of every request in ``asked``."""
 
     def __init__(
         self,
@@ -63,12 +65,9 @@ class FailingServer:
 
     def texts(self, messages: list[dict[str, Any]]) -> list[str]:
         """The words of one reply."""
-        if any(message["content"].startswith("Count the numbers") for message in messages):
-            return ["six,", " five,", " four"]
         if self.script:
             return self.script
-        begun = messages[-1]["content"] if messages[-1]["role"] == "assistant" else ""
-        first = len(begun.split())
+        first = len(begun_in_body(messages).split())
         return [
             f"{' ' if number else ''}{self.name}ö{number}" for number in range(first, self.words)
         ]
@@ -100,12 +99,8 @@ def _answering(server: FailingServer) -> type[BaseHTTPRequestHandler]:
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            is_trial = body["messages"][0]["content"].startswith("Count the numbers")
-            if not is_trial:
-                server.asked.append(body)
-            fails_after = server.fails_after
-            if is_trial or len(server.asked) <= server.spared:
-                fails_after = None
+            server.asked.append(body)
+            fails_after = server.fails_after if len(server.asked) > server.spared else None
             if server.how.isdigit() and fails_after is not None:
                 return self._refuse(int(server.how))
             self.send_response(200)

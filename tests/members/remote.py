@@ -54,7 +54,7 @@ class Remote:
         raise NotImplementedError
 
     def asked(self) -> int:
-        """How many answers were asked for, without trials."""
+        """How many answers were asked for."""
         raise NotImplementedError
 
     def stop(self) -> None:

@@ -282,11 +282,11 @@ def test_a_refusal_is_a_refusal_and_is_not_asked_for_again(how: str) -> None:
     assert again == reply and len(model.asked) == 1
 
 
-def test_a_failed_trial_is_reported_with_its_cost() -> None:
+def test_replies_that_start_over_are_reported_with_their_cost() -> None:
     job = lead_job(answer=(Segment("The sky was"),))
     (reply,) = ChatModelMember(counted(usages=[(40, 30)], way="no"), name="a").stream(job)
     assert isinstance(reply, Failure) and "cannot continue" in reply.message
-    assert reply.effort.requests == 2, "one for each way"
+    assert reply.effort.requests == 3, "one for each way, and one for the whole answer"
 
 
 # --- one open stream ------------------------------------------------------------------------------
@@ -322,7 +322,7 @@ def test_a_lead_continues_the_text_of_others_in_a_new_request() -> None:
     member = ChatModelMember(model, name="a")
     drafts = streamed(member, lead_job(answer=(Segment("The sky was"),)))
     assert text_of(drafts) == STORY.removeprefix("The sky is")
-    assert len(model.asked) == 3, "two for the trial"
+    assert len(model.asked) == 1
 
 
 def test_whatever_arrives_is_noted_and_a_closed_stream_ends() -> None:

@@ -48,7 +48,7 @@ def test_a_model_by_name_answers_greedily_by_default(
     assert sent(server) == [{"temperature": 0, "seed": 0}]
 
 
-def test_votes_and_trials_are_greedy_too(server: FakeChatServer) -> None:
+def test_votes_and_continuations_are_greedy_too(server: FakeChatServer) -> None:
     other = ScriptedMember(STORY.replace("blue", "red"), name="other")
     llm = SpecFuseChatModel(members=[llama(server), other], lead=None, segment_tokens=4)
     llm.invoke("Why is the sky blue?")

@@ -72,8 +72,7 @@ def test_a_lead_that_falls_silent_is_replaced_in_mid_sentence(
 
 
 def test_the_first_token_of_a_reserve_may_take_longer(remote: Remote, short: None) -> None:
-    """The headers of its reply are not a token, and neither is a chat model's reply to the trial
-    before it continues."""
+    """The headers of its reply are not a token."""
     remote.slow_down(0.0, (SILENCE_S + FIRST_S) / 2)
     lead = ScriptedMember(STORY, name="a", fails_in=2)
     message = with_reserves(lead, remote.member, whole=STORY).invoke("Why?")

@@ -797,15 +797,6 @@ BEFORE_CALL = {"openai": 1, "responses": 6, "anthropic": 3}
 """The events of a text of one piece before it."""
 
 
-def is_trial(body: Any) -> bool:
-    return "Count the numbers" in json.dumps(body)
-
-
-def asked(server: FakeProvider) -> list[Any]:
-    """The requests, without trials."""
-    return [body for body in server.asked if not is_trial(body)]
-
-
 def turns_of(body: Any) -> list[Any]:
     turns: list[Any] = body["input"] if "input" in body else body["messages"]
     return turns
@@ -828,8 +819,6 @@ def goes_on(whole: str, *calls: Call) -> Callable[[Any], Reply]:
     it makes these calls."""
 
     def reply(body: Any) -> Reply:
-        if is_trial(body):
-            return Reply([Text(" six,", " five,")])
         said = [text_of(turn) for turn in turns_of(body) if turn.get("role") == "assistant"]
         written = said[-1] if said and whole.startswith(said[-1]) else ""
         return Reply([Text(*whole[len(written) :].partition(" because")), *calls])
@@ -890,7 +879,7 @@ async def test_a_reserve_continues_text_with_the_same_tools(
     model, lead, reserve = failing(kind, dies, goes_on(whole))
     found = await answered(model.bind_tools([weather]), "Why is the sky blue?", way)
     assert found.text == whole and found.tool_calls == []
-    (request,) = asked(reserve)
+    (request,) = reserve.asked
     assert request["tools"] == lead.asked[0]["tools"]
     turns = turns_of(lead.asked[0])
     assert turns_of(request)[: len(turns)] == turns
@@ -1003,8 +992,6 @@ async def test_the_reasoning_of_a_lead_that_a_check_corrects_stays_its_first(
 
     def lead(body: Any) -> Reply:
         said = [text_of(turn) for turn in turns_of(body) if turn.get("role") == "assistant"]
-        if is_trial(body):
-            return Reply([Text(" six,", " five,")])
         if said:
             return Reply([Thought("Again"), Text(" green", ".")])
         return Reply([Thought("Hm"), Text("The sky", " is", " purple", " today.")])
@@ -1027,7 +1014,7 @@ async def test_a_call_that_breaks_off_is_begun_anew(failing: Any, kind: Kind, wa
     (call,) = found.tool_calls
     assert (call["name"], call["args"], call["id"]) == ("weather", {"city": "Paris"}, "call_0009")
     assert found.text == "" and found.invalid_tool_calls == []
-    assert asked(reserve) == lead.asked[:1]
+    assert reserve.asked == lead.asked[:1]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -1043,7 +1030,7 @@ async def test_a_call_that_breaks_off_after_text_is_made_once(
     assert found.text == said and found.invalid_tool_calls == []
     (call,) = found.tool_calls
     assert call["args"] == {"city": "Paris"}
-    assert asked(reserve)[-1]["tools"] == lead.asked[0]["tools"]
+    assert reserve.asked[-1]["tools"] == lead.asked[0]["tools"]
 
 
 @pytest.mark.parametrize("method", ["json_schema", "function_calling"])
@@ -1057,7 +1044,7 @@ async def test_an_object_that_breaks_off_is_begun_anew(
     model, lead, reserve = failing(kind, dies, Reply([part]))
     bound = model.with_structured_output(Weather, method=method)
     assert await answered(bound, "The weather?", way) == Weather(**FACTS)
-    assert asked(reserve) == lead.asked[:1]
+    assert reserve.asked == lead.asked[:1]
 
 
 @pytest.mark.parametrize("way", ["stream", "astream"])
@@ -1067,7 +1054,7 @@ async def test_an_object_that_was_shown_is_completed(failing: Any, kind: Kind, w
     model, _, reserve = failing(kind, Reply([OBJECT], cut=TO_TEXT[kind]), goes_on(OBJECT.whole))
     found = await answered(model.with_structured_output(Weather), "The weather?", way)
     assert found == Weather(**FACTS)
-    assert not asked(reserve)[-1].keys() & {"response_format", "text", "output_config"}
+    assert not reserve.asked[-1].keys() & {"response_format", "text", "output_config"}
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -1116,7 +1103,7 @@ async def test_a_call_after_text_that_a_check_refused_is_made(
     """The provider has sent the beginning of a word that was refused."""
 
     def again(body: Any) -> Reply:
-        return Reply([Text(" six,")]) if is_trial(body) else Reply([Text(" It is."), CALL])
+        return Reply([Text(" It is."), CALL])
 
     lead, *_ = servers[kind]
     lead.begin(Reply([Text("I look at it. Ba", "d it", " is.")]), again)
@@ -1136,7 +1123,7 @@ async def test_a_call_after_one_that_a_check_refused_has_a_block_of_its_own(
     rome = Call("weather", ('{"city": "Rome"}',), id="call_0002")
 
     def again(body: Any) -> Reply:
-        return Reply([Text(" six,")]) if is_trial(body) else Reply([rome])
+        return Reply([rome])
 
     def no_paris(_: str, context: Any) -> str | None:
         return "Paris" if "Paris" in str(context.tool_calls) else None

@@ -34,8 +34,8 @@ class Slow(ScriptedMember):
 
 def script(query):
     turns = query.turns
-    if turns[0].text.startswith("Count the numbers"):
-        return "six, five, four"
+    if turns[-1].text.startswith("Continue your last message"):
+        turns = turns[:-1]
     begun = len(turns[-1].text.split()) if turns[-1].role == "assistant" else 0
     if begun == 0:
         print("asked", flush=True)

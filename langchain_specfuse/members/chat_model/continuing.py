@@ -1,92 +1,416 @@
-"""Turns a chat model's reply to "continue this text" into an exact continuation of the text.
+"""Decides what the first words of a reply to "continue this text" are, and what of them goes out.
 
-Some models first repeat the text or its end, and some providers remove white space. A trial shows
-whether a model repeats (:func:`repeated_words`), because a text may legitimately repeat itself, for
-example in equal rows of a table.
+A reply is a continuation, or it starts over: models that were not made for it often write the whole
+answer again, exactly or in other words. Nothing that the reader has seen is shown again, so the
+first words are held until this is decided. :class:`Opening` has the rule.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import cached_property
+from itertools import takewhile
+from operator import eq
 
 from ...core.answer import is_safe
+from .ways import QUOTED
+from .words import words_of
 
 TAIL = 12
-"""Fewer repeated characters than this do not count as a repetition."""
-QUOTED = 80
-"""How many of the text's last characters the request to continue it quotes."""
-RESTART = 200
-"""If a reply begins with a whole text of at least this length, the model has started over, whatever
-the trial showed."""
+"""Fewer repeated characters than this do not count as a repetition of the text's end."""
+SAME_WORDS = 3
+"""A reply that begins with as many of the text's first words has started over."""
+SEEN, SHARED = 6, 4
+"""So many of a reply's first long words are compared with those of the text's beginning; if so many
+of them are the same, in this order, the reply has started over in other words."""
+BEGINNING = 40
+"""How many words the beginning of a text has."""
+LONGEST_ANNOUNCEMENT = 160
+"""An announcement, such as "Here is the rest:", ends within so many characters."""
 OPENING, CLOSING = "([{", ".,;:!?)]}"
 """No space follows the former, or precedes the latter."""
 _QUOTE = re.compile(r'(?<!\\)"')
-_SIGN = 40
-"""If the first characters of a text (this many) occur in it again, the text may legitimately be
-repeated whole."""
+_SENTENCE_END = re.compile(r"""[.!?:;。！？：…|][)\]}"'”’»*_`]*$""")
+_ITEM = re.compile(r"\s*([#>|]|[-*+•]\s|\d+[.)]\s|```)")
+"""The beginning of a line that need not be, or follow, a sentence: a heading, an item, a row."""
+_SENTENCE_STARTS = """
+    The A An This That These Those It Its There Here In On At When While If As For From We Our They
+    You Your He She Because Since Most Many Some All What Why How To
+    Der Die Das Dass Ein Eine Es Im Wir Weil Wenn Dieser Diese Dieses Um Zu Ja
+    Un Une Il Elle Ce Cette Ces Dans Parce Nous Una Este Esta Es Se Porque Questo Questa
+"""
+"""English, German, French, Spanish and Italian words that have a capital only where a sentence
+begins; none that begins a name in another language, such as "La" and "Los"."""
+_FIRST_WORDS = frozenset(_SENTENCE_STARTS.split())
+_INTERJECTIONS = (
+    *("sure thing", "sure", "of course", "certainly", "absolutely", "definitely", "okay", "ok"),
+    *("alright", "all right", "understood", "got it", "no problem", "yes", "great", "gladly"),
+    *("my apologies", "apologies", "sorry", "natürlich", "gerne", "klar", "sicher"),
+    *("bien sûr", "d'accord", "claro", "por supuesto", "certo", "certamente"),
+)
+_ANNOUNCEMENTS = (
+    *("here is", "here's", "here’s", "here are", "let me", "let's", "let’s", "i'll", "i’ll"),
+    *("i will", "i apologize", "continuing", "to continue", "picking up", "the continuation"),
+    *("below is", "this is", "happy to", "hier ist", "hier die", "voici", "aquí", "ecco"),
+)
+_OF_THE_ANSWER = re.compile(
+    r"continu|\brest\b|left off|stopp?ed|interrupt|\banswer\b|fortsetz|\bsuite\b", re.IGNORECASE
+)
+_MARKS = re.compile(r"[!.,:;–—-]+\s*")
+_SENTENCE = re.compile(rf"[^.:!\n]{{0,{LONGEST_ANNOUNCEMENT}}}[.:!\n]+\s*")
+_SHORT_WORDS = """
+    the and are was were for its has had have but not you can all one our his her she with that this
+    from they them their there into more most than which will would been being when what who how why
+    because also such other some any each only over very just about after before
+    der die das den dem des und ist ein eine von mit auf für sich nicht
+    les des une est que qui los las del por con para
+"""
+_COMMON = frozenset(_SHORT_WORDS.split())
+"""Words that say little about what a text is about."""
 
 
-def repeated_words(text: str, reply: str) -> int:
-    """How many of the text's last words the reply begins with; 0 if they have fewer than ``TAIL``
-    characters.
-
-    >>> begun = "ten, nine, eight, seven,"
-    >>> [repeated_words(begun, reply) for reply in ("six", "eight, seven, six", begun + " six")]
-    [0, 2, 4]
-    """
-    for tail in _tails(text):
-        if reply.lstrip().startswith(tail):
-            return len(tail.split())
-    return 0
+class Restarted(Exception):
+    """The reply is no continuation of the text, but an answer from its beginning."""
 
 
-def repeatable(text: str, words: int | None) -> list[str]:
-    """The parts of a text that the reply may repeat, the most likely first.
+class Opening:
+    """The first words of a reply that should continue a text. :meth:`add` holds them until it is
+    decided what the reply is.
 
-    ``words``: how many words the model repeated in its trial, or None if it repeated all of them. A
-    model that repeated nothing in the trial is expected to repeat nothing, unless it starts over.
+    **The rule.** The first of these that fits decides:
 
-    >>> repeatable("| a |\\n| a |", 0), repeatable("It is so very blue", 2)[0]
-    ([], 'very blue')
-    """
-    text = text.rstrip()
-    if words == 0:
-        restarts = len(text) >= RESTART and text.find(text[:_SIGN], 1) < 0
-        return [text] if restarts else []
-    tails = _tails(text)
-    if words is None:
-        return [text, text[-QUOTED:], text.rpartition("\n")[2].lstrip(), *tails]
-    return [text[at:] for at in _starts(text)[-words:][:1]] + tails
+    1. The reply begins with exactly the whole text, white space aside: it has started over, and
+       what follows the text goes out. This is so at any length of the text, unless the text only
+       repeats itself, such as "ha ha ha" or equal rows: then the reply goes on with that.
+    2. Where a message has asked for the rest, the reply begins with the end of the text, at least
+       12 characters of it: that end is dropped, unless the text contains it twice.
+    3. The text stops in the middle of a sentence, and the reply goes on with a small letter, a
+       digit or a punctuation mark: a continuation.
+    4. The text stops in the middle of a sentence, and the reply begins with a capital of a new
+       sentence: with the text's own first word, if it is in the text only once; with a word such as
+       "The", "It" or "Because"; with a heading; or, after an opener such as "Of course!", with any
+       capital. It has started over.
+    5. The reply begins with the first three words of the text, which do not occur in it again: it
+       has started over, in other words from there on.
+    6. Of the first six long words of the reply, four are among the first long words of the text, in
+       the same order, but its first three words are not in the text: it has started over in other
+       words. A list item or a row may be like the first one.
+    7. Everything else is a continuation. It goes out with the white space that belongs there.
 
+    Openers ("Sure, ...", "Of course! Here is the continuation:") are set aside before anything is
+    compared, and are left out where a message has asked for the rest; but "Of course, ..." after a
+    complete sentence stays if the reply is a continuation.
 
-def is_undecided(reply: str, repeats: Sequence[str]) -> bool:
-    """Whether more of the reply is needed to see which of these texts it repeats, if any, and how
-    much white space follows."""
-    reply = reply.lstrip()
-    for text in repeats:
-        if reply.startswith(text):  # the more likely ones are ruled out
-            return not reply[len(text) :].strip()
-        if text.startswith(reply):
-            return True
-    return not reply
+    What it cannot see: a reply in other words that shares neither its first word nor its long words
+    with the text. It goes out as a continuation.
 
-
-def joined(text: str, reply: str, repeats: Sequence[str] = ()) -> str:
-    """The continuation of a text in a reply: without the repeated text, and with a space where two
-    words would run together.
-
-    >>> joined("The sky is", "blue."), joined("The sky is", " blue.")
+    >>> def read(text, reply, **options):
+    ...     try:
+    ...         return Opening([text], text, **options).add(reply, is_over=True)
+    ...     except Restarted:
+    ...         return "started over"
+    >>> read("The sky is", "blue."), read("The sky is", "The sky is blue.")
     (' blue.', ' blue.')
-    >>> joined("The sky is", "The sky is blue.", ["The sky is"]), joined("天空是", "蓝色")
-    (' blue.', '蓝色')
+    >>> read("The sky is", "Of course! The sky is blue.")
+    ' blue.'
+    >>> read("The sky is", "It looks blue."), read("The sky is so", "The sky looks blue.")
+    ('started over', 'started over')
+    >>> read("ha ha", "ha ha ha!"), read("In Rome, ha ha", "ha!")
+    (' ha ha ha!', ' ha!')
+    >>> read("The sky is blue because", "is blue because air", is_instructed=True)
+    ' air'
+    """
+
+    def __init__(
+        self,
+        wholes: Sequence[str],
+        answer: str,
+        *,
+        is_instructed: bool = False,
+        is_exact: bool = False,
+    ) -> None:
+        """``wholes``: the text that the model was given, and a part of it that an answer may begin
+        with. Both end with ``answer``. ``is_instructed``: a message asks for the rest.
+        ``is_exact``: only a reply that begins with a whole text is of use."""
+        self._answer = answer
+        self._white = answer[len(answer.rstrip()) :]
+        self._text = wholes[0].rstrip()
+        self._texts = [
+            text for text in wholes if text.strip() and (is_exact or not _is_repetitive(text))
+        ]
+        self._wholes = [_Whole(text, 0) for text in self._texts]
+        self._tails = _tails(self._text) if is_instructed else []
+        self._is_instructed = is_instructed
+        self._is_exact = is_exact
+        self._reply = ""
+        self._opener: int | None = None
+
+    def add(self, text: str, *, is_over: bool = False) -> str | None:
+        """What goes out of the reply so far, which this text continues; None if that is not
+        decided yet. Raises :class:`Restarted`. ``is_over``: the reply has ended."""
+        self._reply += text
+        reply = self._reply
+        if not reply.strip():
+            if is_over and self._is_exact:
+                raise Restarted
+            return "" if is_over else None  # at the end: nothing is left to write
+        if self._opener is None:
+            self._opener = opener(reply, is_over)
+            if self._opener:
+                self._wholes += [_Whole(text, self._opener) for text in self._texts]
+        ends = [whole.end_in(reply, is_over) for whole in self._wholes]
+        if any(ends):
+            return _after_white(self._white, reply[max(filter(None, ends)) :])
+        if None in ends or (self._opener is None and not is_over):
+            if not is_over:
+                return None
+            raise Restarted
+        if self._is_exact:
+            raise Restarted
+        return self._continued(reply, self._opener or 0, is_over)
+
+    def _continued(self, reply: str, size: int, is_over: bool) -> str | None:
+        """What goes out of a reply that does not begin with a whole text, and has an opener of this
+        size."""
+        body = reply[size:].lstrip()
+        for tail in self._tails:
+            if body.startswith(tail) and (is_over or body[len(tail) :].strip()):
+                return _after_white(self._white, body[len(tail) :])
+            if not is_over and (tail.startswith(body) or body.strip() == tail):
+                return None
+        has_restarted = self._has_restarted(reply[size:], is_over, has_opener=size > 0)
+        if has_restarted is None:
+            return None
+        if has_restarted:
+            raise Restarted
+        if size and self._drops(reply[:size]):
+            reply = reply[size:]
+        return joined(self._answer, reply)
+
+    def _drops(self, opener: str) -> bool:
+        """Whether this opener is no part of the continuation after it."""
+        if not self._is_instructed or _is_quoting(self._text):
+            return False
+        is_said = "!" in opener or opener.rstrip().endswith(":")
+        return is_said or self._is_in_sentence or bool(_OF_THE_ANSWER.search(opener))
+
+    @cached_property
+    def _words(self) -> list[str]:
+        return _stripped(self._text)
+
+    @cached_property
+    def _plain_words(self) -> list[str]:
+        return _plain_of(self._words)
+
+    @cached_property
+    def _is_in_sentence(self) -> bool:
+        """Whether the text stops in the middle of a sentence."""
+        line = self._text.rpartition("\n")[2]
+        if "\n" in self._white or _ITEM.match(line) or _SENTENCE_END.search(line):
+            return False
+        opens_quote = line.endswith('"') and _is_quoting(line)
+        return not opens_quote and not line.endswith(("“", "„", "«", "‘", *OPENING))
+
+    def _has_restarted(self, body: str, is_over: bool, *, has_opener: bool) -> bool | None:
+        """Rules 3 to 6; None: undecided."""
+        words = _stripped(body)
+        if not words:
+            return has_opener if is_over else None
+        breaks_line = "\n" in body[: len(body) - len(body.lstrip())]
+        in_sentence = self._is_in_sentence and not breaks_line
+        first = words[0].lstrip("*_\"'“‘(")
+        if in_sentence and not first.startswith("#") and not _may_begin_sentence(first):
+            return False
+        complete = words if is_over else words[:-1]
+        if not complete:
+            return None
+        own = self._words
+        if in_sentence and self._begins_sentence(first, own, has_opener=has_opener):
+            return True
+        plain, own_plain = _plain_of(complete), self._plain_words
+        common = sum(1 for _ in takewhile(bool, map(eq, plain, own_plain)))
+        if common >= SAME_WORDS:
+            return not _occurs(own_plain[:common], own_plain, 1)
+        if common == len(plain) < len(own_plain) and not is_over:
+            return None
+        if _ITEM.match(body) and _ITEM.match(self._text.rpartition("\n")[2]):
+            return False
+        if len(plain) < SAME_WORDS and not is_over:
+            return None
+        if _occurs(plain[:SAME_WORDS], own_plain):  # the text repeats itself
+            return False
+        return _is_similar(plain, own_plain, is_over)
+
+    def _begins_sentence(self, first: str, own: Sequence[str], *, has_opener: bool) -> bool:
+        """Whether a reply that begins with this word, in the middle of a sentence, has started
+        over."""
+        plain = re.sub(r"\W+$", "", first)
+        if first.startswith("#") or plain in _FIRST_WORDS:
+            return True
+        if not first[:1].isupper() or plain in ("I", "I'm", "I’m"):
+            return False
+        if has_opener and self._is_instructed:
+            return True
+        return plain == re.sub(r"\W+$", "", own[0]) and own.count(own[0]) == 1
+
+
+def _may_begin_sentence(word: str) -> bool:
+    """Whether a sentence may begin with this word. Scripts without capitals do not show it."""
+    return word[:1].isalpha() and not word[:1].islower()
+
+
+def _is_repetitive(text: str) -> bool:
+    """Whether the text is one part again and again."""
+    words = _stripped(text)
+    sizes = [at for at in range(1, len(words) // 2 + 1) if words[at] == words[0]]
+    return any(words[size:] == words[:-size] for size in sizes)
+
+
+class _Whole:
+    """A whole text that a reply may begin with at this place."""
+
+    def __init__(self, text: str, start: int) -> None:
+        self._text = "".join(text.split())
+        self._known, self._agreed = start, 0
+        """How much of the reply, and of this text, is known to agree."""
+
+    def end_in(self, reply: str, is_over: bool) -> int | None:
+        """Where the text ends in this reply, white space aside; 0 if the reply does not begin with
+        it, None if that is open. Replies grow, and only what is new is read."""
+        for at in range(self._known, len(reply)):
+            if reply[at].isspace():
+                continue
+            if self._agreed == len(self._text):
+                end = len(reply[:at].rstrip())
+                return 0 if _divides_word(reply, end) else end
+            if reply[at] != self._text[self._agreed]:
+                return 0
+            self._known, self._agreed = at + 1, self._agreed + 1
+        if is_over and self._agreed == len(self._text):
+            return len(reply)
+        return None
+
+
+# --- openers --------------------------------------------------------------------------------------
+
+
+def opener(reply: str, is_over: bool = False) -> int | None:
+    """The length of the opener that a reply begins with; 0 if it has none, None if that is open.
+
+    >>> [opener(reply) for reply in ("Of course! Blue", "Blue is", "Of cou", "Sure, blue")]
+    [11, 0, None, 6]
+    >>> opener("Certainly! Here is the continuation: blue"), opener("Here is the rest: blue")
+    (37, 18)
+    """
+    start = len(reply) - len(reply.lstrip())
+    size = _phrase(reply[start:], _INTERJECTIONS)
+    if size is None:
+        return 0 if is_over else None
+    at = start
+    if size:
+        marks = _MARKS.match(reply, start + size)
+        if marks is None:
+            return None if start + size == len(reply) else 0
+        at = marks.end()
+        if at == len(reply):
+            return None
+    size = _phrase(reply[at:], _ANNOUNCEMENTS)
+    if size is None:
+        return None
+    if size:
+        sentence = _SENTENCE.match(reply, at + size)
+        if sentence is None and len(reply) - at < LONGEST_ANNOUNCEMENT and "\n" not in reply[at:]:
+            return None
+        if sentence is not None and (at > start or _OF_THE_ANSWER.search(sentence[0])):
+            at = sentence.end()
+            if at == len(reply):
+                return None
+    return at if at > start else 0
+
+
+def _phrase(text: str, phrases: Sequence[str]) -> int | None:
+    """The length of the phrase that the text begins with; 0: none; None: it may become one."""
+    text = text.lower()
+    sizes = [len(phrase) for phrase in phrases if text.startswith(phrase)]
+    if any(phrase.startswith(text) and phrase != text for phrase in phrases):
+        return None
+    size = max(sizes, default=0)
+    return 0 if text[size : size + 1].isalnum() else size
+
+
+# --- words ----------------------------------------------------------------------------------------
+
+
+def _stripped(text: str) -> list[str]:
+    return [stripped for word in words_of(text) if (stripped := word.strip())]
+
+
+def _plain_of(words: Sequence[str]) -> list[str]:
+    """The words without capitals and marks."""
+    plain = ["".join(filter(str.isalnum, word.casefold())) for word in words]
+    return [word for word in plain if word]
+
+
+def _occurs(part: Sequence[str], words: Sequence[str], start: int = 0) -> bool:
+    """Whether this part of a text is among these words, from this place on."""
+    ends = range(start, len(words) - len(part) + 1)
+    starts = [at for at in ends if words[at] == part[0]]
+    return any(words[at : at + len(part)] == part for at in starts)
+
+
+def _stems(words: Sequence[str]) -> list[str]:
+    """The beginnings of the long words among these, each once. In scripts without spaces, each
+    character is a word."""
+    long = [
+        word[:5]
+        for word in words
+        if word not in _COMMON and (len(word) > 2 or (word and ord(word[0]) > 0x2E80))
+    ]
+    return list(dict.fromkeys(long))
+
+
+def _is_similar(reply: Sequence[str], text: Sequence[str], is_over: bool) -> bool | None:
+    """Whether the long words of the reply are those of the text's beginning; None: undecided."""
+    own = _stems(text[:BEGINNING])
+    seen = _stems(reply[:BEGINNING])[:SEEN]
+    left = 0 if is_over or len(reply) >= BEGINNING else SEEN - len(seen)
+    least = min(SHARED, max(len(own), SHARED - 1))
+    shared = _shared(seen, own)
+    if shared >= least:
+        return True
+    return False if shared + left < least else None
+
+
+def _shared(left: Sequence[str], right: Sequence[str]) -> int:
+    """How many words are in both, in the same order."""
+    row = [0] * (len(right) + 1)
+    for word in left:
+        before = row
+        row = [0]
+        for at, other in enumerate(right):
+            row.append(before[at] + 1 if word == other else max(row[at], before[at + 1]))
+    return row[-1]
+
+
+def _divides_word(text: str, at: int) -> bool:
+    """Whether a word goes on here."""
+    pair = text[at - 1 : at + 1]
+    return len(pair) == 2 and pair.isalnum() and len(words_of(pair)) == 1
+
+
+# --- joining --------------------------------------------------------------------------------------
+
+
+def joined(text: str, reply: str) -> str:
+    """The continuation of a text in a reply, with a space where two words would run together.
+
+    >>> joined("The sky is", "blue."), joined("The sky is", " blue."), joined("天空是", "蓝色")
+    (' blue.', ' blue.', '蓝色')
     >>> joined("def f():\\n", "    return 1"), joined("def f():\\n", "\\n    return 1")
     ('    return 1', '    return 1')
     """
-    stripped, kept = reply.lstrip(), text.rstrip()
-    for repeat in repeats:
-        if repeat and stripped.startswith(repeat):
-            return _after_white(text[len(kept) :], stripped[len(repeat) :])
+    kept = text.rstrip()
     if len(kept) < len(text):
         return _after_white(text[len(kept) :], reply)
     return f" {reply}" if _runs_together(text, reply) else reply
@@ -104,9 +428,12 @@ def _runs_together(text: str, reply: str) -> bool:
         return False
     if text[-1] in OPENING or reply[0] in CLOSING:
         return False
-    is_quoting = len(_QUOTE.findall(text.rpartition("\n")[2])) % 2 == 1
-    touches_quote = '"' in (text[-1], reply[0])
-    return not (is_quoting and touches_quote)
+    return not (_is_quoting(text) and '"' in (text[-1], reply[0]))
+
+
+def _is_quoting(text: str) -> bool:
+    """Whether the last line of the text is within quotation marks."""
+    return len(_QUOTE.findall(text.rpartition("\n")[2])) % 2 == 1
 
 
 def _after_white(white: str, reply: str) -> str:
@@ -119,11 +446,20 @@ def _after_white(white: str, reply: str) -> str:
     return reply if is_indent else reply[len(lead) :]
 
 
-def _starts(text: str) -> list[int]:
-    return [match.start() for match in re.finditer(r"\S+", text)]
-
-
 def _tails(text: str) -> list[str]:
-    """The ends of the text that a model may repeat, the longest first; each begins at a word."""
-    starts = _starts(text)
-    return [text[at:] for at in starts if len(text) - at >= TAIL][-40:]
+    """The ends of the text that a model may repeat, the longest first: from one of its last words
+    on, or as they are quoted in the request. Not those that the text repeats itself."""
+    starts = [match.start() for match in re.finditer(r"\S+", text)][-40:]
+    ends = [text[at:] for at in starts if len(text) - at >= TAIL]
+    if not ends:
+        return []
+    last = ends[-1]
+    if len(text) > QUOTED:
+        ends.append(text[-QUOTED:].lstrip())
+    ends.sort(key=len, reverse=True)
+    return [end for end in ends if _is_once(end, text) and _is_once(last, end)]
+
+
+def _is_once(end: str, text: str) -> bool:
+    """Whether the text has its end only there."""
+    return text.find(end) == len(text) - len(end)

@@ -3,9 +3,9 @@
 All text is read from the model's own stream, which stays open. A member that writes alone, or leads
 and is not corrected, hands on each part as it arrives, and gives its own answer in one request. In
 votes, as long as this member's drafts are chosen, its next draft is the next part of that stream.
-When another draft is chosen, the stream is cancelled, and a new one continues the chosen text; a
-short trial finds out how this model continues a text. The member votes by ballot: it sees the
-drafts, labelled with letters, in two orders.
+When another draft is chosen, the stream is cancelled, and a new one continues the chosen text, in
+one of the ways of its provider (``ways.py``). The member votes by ballot: it sees the drafts,
+labelled with letters, in two orders.
 
 Paper: members vote by likelihood alone; hosted models do not report the likelihood of a given text.
 """
@@ -15,7 +15,6 @@ from __future__ import annotations
 import copy
 import logging
 import math
-import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -32,6 +31,7 @@ from ...core.member import Probe
 from ...core.values import (
     BUDGET,
     REFUSAL,
+    Budget,
     Candidate,
     Draft,
     DraftJob,
@@ -41,34 +41,27 @@ from ...core.values import (
     Scored,
     ScoreJob,
     Segment,
-    Turn,
 )
 from ...errors import MemberError, UsageError, advised
 from ..arguments import checked
 from ..names import check_argument, kind_of
-from .continuing import QUOTED, is_undecided, joined, repeatable, repeated_words
+from ..network import status_of
+from .continuing import Opening, Restarted, joined
 from .names import chat_model_named, key_of, name_of
 from .parts import joined as chunks_joined
 from .parts import with_text
 from .replies import Reply
-from .request import Request, asked_again, content_of, message_of, refuse_without_tools
+from .request import Request, asked_again, content_of, refuse_without_tools
 from .retries import asked_once, pause_before_retry, wait
 from .settings import sampling_of, silence_of
 from .stream import OpenStream, StreamPart
+from .ways import Way, asked_to_continue, ways_of
 from .words import words_of
 
 log = logging.getLogger("langchain_specfuse")
 
-WAYS = ("continue", "instruct")
-"""How a model continues a text: as its own unfinished message, or because a message after it asks
-for the rest."""
-CONTINUE_REQUEST = (
-    "Continue your last message exactly where it stops (after: {!r}). Write only what comes "
-    "next; repeat nothing."
-)
-TRIAL = (Turn("user", "Count the numbers up to ten in words, separated by commas."),)
-TRIAL_BEGUN, TRIAL_NEXT = "ten, nine, eight, seven,", "six"
-"""The text counts down; a model that starts over instead of continuing it counts up."""
+REFUSED = (400, 422)
+"""HTTP statuses of a provider that does not take a conversation in some form."""
 BALLOT = (
     "Which continuation of the answer is the most correct and helpful one? Reply with its "
     "letter alone."
@@ -163,10 +156,6 @@ class ChatModelMember:
         self.key_variable = ""
         """The environment variable with the key that the model was given; empty: the model itself
         says which it reads."""
-        self._way: str | None = None
-        """How it continues a text; empty: it cannot; None: not tried yet."""
-        self._repeats: int | None = 0
-        """How many words of the text it repeats when it continues; None: all of them."""
         self._streams: dict[str, OpenStream] = {}
         """Query id -> its open stream."""
         self._refusals: dict[str, dict[Sampling, str]] = {}
@@ -177,6 +166,9 @@ class ChatModelMember:
         self._known = dict(model._get_ls_params())
         self._key = key_of(model)
         self.model = model
+        self._ways: list[Way] | None = None
+        """How it may continue a text, the best way first, without those that its provider has
+        refused; None: not looked up yet."""
         self.is_denied = False
         """Whether the provider has refused the model's key, or what the key may use."""
 
@@ -298,10 +290,10 @@ class ChatModelMember:
             stream.close()
 
     def unload(self) -> None:
-        """Cancel everything in progress. The next job tests again what the model can do."""
+        """Cancel everything in progress, and forget what its provider has refused."""
         for query_id in [*self._streams, *self._refusals]:
             self.forget(query_id)
-        self._way = None
+        self._ways = None
 
     # --- drafts -----------------------------------------------------------------------------------
 
@@ -359,7 +351,7 @@ class ChatModelMember:
     ) -> Iterator[Draft | Failure]:
         """The whole answer, if it has the form that was asked for. It is asked for twice, if the
         budget allows that."""
-        self._refuse_if_spent(job)
+        _refuse_if_spent(job.budget, self.name)
         messages = request.messages_for(self.model, self.system_prompt)
         why = ""
         for _ in range(2):
@@ -384,35 +376,58 @@ class ChatModelMember:
         self, job: DraftJob, answer: str, request: Request, others: list[Effort]
     ) -> OpenStream:
         """A stream of what the model writes next. ``others`` as for :meth:`_stream_for`."""
-        self._refuse_if_spent(job)
+        _refuse_if_spent(job.budget, self.name)
         if answer and request.is_json:
             request = request.without_format()
         messages = request.messages_for(self.model, self.system_prompt)
         arguments = self._arguments(job, request)
-        if not answer:
+        if not answer.strip():
             return self._asked(messages, arguments, answer, job, others)
-        if self._way is None:
-            self._way = self._find_way(others)
-        if not self._way:
-            raise self._cannot_continue()
-        parts = self._continued(
-            messages,
-            answer,
-            self._way,
-            arguments,
-            self._repeats,
-            job=job,
-            others=others,
-        )
-        sent = _words_in(messages) + len(words_of(answer))
-        return self._new_stream(
-            parts,
-            answer,
-            sent,
-            sampling=job.sampling,
-            is_lead=is_alone(job),
-            broke_off=request.is_unfinished,
-        )
+        return self._continuing(job, answer, messages, arguments, others)
+
+    def _continuing(
+        self,
+        job: DraftJob,
+        answer: str,
+        messages: Sequence[BaseMessage],
+        arguments: Mapping[str, Any],
+        others: list[Effort],
+    ) -> OpenStream:
+        """A stream of what comes after this answer, in the first way in which the model continues
+        it. If a reply starts over, the answer is asked for anew, once."""
+        messages, wholes = _begun(messages, answer)
+        if self._ways is None:
+            self._ways = ways_of(self.model)
+        ways, refused, why = list(self._ways), set[Way](), ""
+        while ways:
+            way = ways.pop(0)
+            asked, options = asked_to_continue(way, messages, wholes[0], self.model, arguments)
+            opening = Opening(
+                wholes, answer, is_instructed=way == "instruct", is_exact=way == "anew"
+            )
+            parts = self._parts(asked, options, may_be_empty=True, job=job, others=others)
+            stream = self._new_stream(_held(parts, opening), answer, job, asked)
+            try:
+                stream.begin()
+            except Restarted:
+                log.info("%s starts over, asked in the way %r", self.name, way)
+                stream.close()
+                others.append(stream.new_effort())
+                _refuse_if_spent(job.budget.after(sum(others, Effort())), self.name)
+                if why != "it starts over":
+                    ways.insert(0, "anew")
+                why = "it starts over"
+            except MemberError as error:
+                if not _is_refused_form(error):
+                    raise
+                log.info("%s refuses the way %r: %s", self.name, way, error)
+                refused.add(way)
+                why = why or error.message
+            else:
+                # If all ways are refused, something else is wrong with the request.
+                self._ways = [way for way in self._ways if way not in refused]
+                return stream
+        raise self._cannot_continue(why)
 
     def _arguments(self, job: DraftJob, request: Request) -> dict[str, Any]:
         return request.arguments(self.model, self.name) | sampling_of(self.model, job.sampling)
@@ -426,45 +441,43 @@ class ChatModelMember:
         others: list[Effort],
     ) -> OpenStream:
         """A stream of the answer from its beginning. ``others`` as for :meth:`_stream_for`."""
-        is_lead = is_alone(job)
-        request = Request.of(job.query)
-        return self._new_stream(
-            self._parts(
-                messages,
-                arguments,
-                has_tags=not is_lead,
-                is_whole=request.is_whole,
-                job=job,
-                others=others,
-            ),
-            answer,
-            _words_in(messages),
-            sampling=job.sampling,
-            is_lead=is_lead,
-            broke_off=request.is_unfinished,
+        parts = self._parts(
+            messages,
+            arguments,
+            has_tags=not is_alone(job),
+            is_whole=Request.of(job.query).is_whole,
+            job=job,
+            others=others,
         )
+        return self._new_stream(parts, answer, job, messages)
 
     def _new_stream(
-        self, parts: Iterator[StreamPart], before: str, sent: int = 0, **options: Any
+        self,
+        parts: Iterator[StreamPart],
+        before: str,
+        job: DraftJob,
+        messages: Sequence[BaseMessage],
     ) -> OpenStream:
-        options["rest_s"] = lambda: rest_s(len(self._streams))
-        return OpenStream(parts, before, sent, price=self.price or (0.0, 0.0), **options)
+        return OpenStream(
+            parts,
+            before,
+            _words_in(messages),
+            sampling=job.sampling,
+            is_lead=is_alone(job),
+            broke_off=Request.of(job.query).is_unfinished,
+            price=self.price or (0.0, 0.0),
+            rest_s=lambda: rest_s(len(self._streams)),
+        )
 
-    def _cannot_continue(self) -> MemberError:
+    def _cannot_continue(self, why: str) -> MemberError:
         # Its own text, if a check or the provider's limit cut that, or text of other members.
-        error = MemberError("it cannot continue a given text", member=self.name)
+        error = MemberError(f"it cannot continue a given text: {why}", member=self.name)
         return advised(
             error,
             "add a member that can, such as a .gguf file; so that it need not continue what "
             f"others write, let it lead (lead={self.name!r}), or agree on whole answers "
             "(segment='answer')",
         )
-
-    def _refuse_if_spent(self, job: DraftJob | ScoreJob) -> None:
-        if job.budget.is_spent:
-            raise MemberError(
-                "the answer's budget (max_calls, max_cost) is spent", member=self.name, kind=BUDGET
-            )
 
     # --- requests ---------------------------------------------------------------------------------
 
@@ -503,93 +516,13 @@ class ChatModelMember:
                 others.append(Effort(requests=1))
             wait(pause_s)
 
-    def _continued(
-        self,
-        messages: Sequence[BaseMessage],
-        answer: str,
-        way: str,
-        options: Mapping[str, Any],
-        repeats: int | None = None,
-        replies: list[str] | None = None,
-        **retry: Any,
-    ) -> Iterator[StreamPart]:
-        """What comes after ``answer``, without the text that the model repeats, and with the space
-        that belongs there. The beginning of the unchanged reply is appended to ``replies``.
-        ``retry``: further arguments for :meth:`_parts`."""
-        kept = answer.rstrip()  # some providers refuse a message that ends with white space
-        messages = [*messages, AIMessage(kept)]
-        if way == "continue":
-            # The field "prefix" is Mistral's and DeepSeek's; others ignore it.
-            messages[-1] = AIMessage(kept, additional_kwargs={"prefix": True})
-        else:
-            messages.append(HumanMessage(CONTINUE_REQUEST.format(kept[-QUOTED:])))
-        parts = self._parts(messages, options, may_be_empty=True, **retry)
-        repeated = repeatable(kept, repeats)
-        reply = ""
-        least: float | None = None
-        chunks: list[Any] = []
-        for part in parts:
-            reply += part.text
-            chunks += part.chunks
-            if part.least is not None:
-                least = part.least if least is None else min(least, part.least)
-            if part.thought or any(part.usage):
-                yield part._replace(text="", finish="", chunks=())
-            if part.finish or not is_undecided(reply, repeated):
-                if replies is not None:
-                    replies.append(reply)
-                text = joined(answer, reply, repeated)
-                opening = (with_text(chunks_joined(chunks), text),) if chunks else ()
-                yield part._replace(
-                    text=text, thought="", usage=(0, 0), least=least, chunks=opening
-                )
-                break
-        yield from parts
-
-    def _greedy(self) -> dict[str, Any]:
-        """The settings of a ballot and of a trial: greedy where the chat model's own settings leave
-        that open."""
-        return sampling_of(self.model, Sampling())
-
-    def _find_way(self, costs: list[Effort]) -> str:
-        """The first way in which the model continues to count, or "". The cost of each trial is
-        appended to ``costs``."""
-        failure = None
-        for way in WAYS:
-            replies: list[str] = []
-            parts = self._continued(
-                [message_of(turn) for turn in TRIAL],
-                TRIAL_BEGUN,
-                way,
-                self._greedy(),
-                replies=replies,
-            )
-            stream = self._new_stream(parts, "")
-            try:
-                begun = stream.first_words(2)
-                if stream.finish == REFUSAL:
-                    raise MemberError(f"it refused to count: {stream.refusal}", member=self.name)
-            except MemberError as error:
-                log.info("%s cannot %s: %s", self.name, way, error)
-                failure = error
-                continue
-            costs.append(replace(begun.effort, read=0))  # its words are not the answer's
-            if re.match(rf"\W*{TRIAL_NEXT}\b", begun.text, re.IGNORECASE):
-                words = repeated_words(TRIAL_BEGUN, "".join(replies))
-                self._repeats = None if words == len(TRIAL_BEGUN.split()) else words
-                log.info("%s can %s a text", self.name, way)
-                return way
-        if failure is not None:  # it may be temporary, such as a rate limit
-            raise failure
-        return ""
-
     # --- ballots ----------------------------------------------------------------------------------
 
     def _ballot(self, job: ScoreJob) -> Scored:
         """One number per draft: the log of its share of two ballots, which list the drafts in
         opposite orders."""
         start = time.perf_counter()
-        self._refuse_if_spent(job)
+        _refuse_if_spent(job.budget, self.name)
         size = len(job.candidates)
         _refuse_too_many(size)
         counts = [DOUBT] * size
@@ -597,8 +530,10 @@ class ChatModelMember:
         orders = [list(range(size)), list(reversed(range(size)))]
         for order in orders if size > 1 else []:
             messages = self._ballot_messages(job, order)
-            parts = self._parts(messages, self._greedy())
-            stream = self._new_stream(parts, "", _words_in(messages))
+            # Greedy where the chat model's own settings leave that open.
+            parts = self._parts(messages, sampling_of(self.model, Sampling()))
+            price = self.price or (0.0, 0.0)
+            stream = OpenStream(parts, "", _words_in(messages), price=price)
             reply = stream.first_words(BALLOT_WORDS)
             effort += reply.effort
             letter = chosen_letter(reply.text, [f"\0{number}" for number in order])
@@ -622,6 +557,57 @@ class ChatModelMember:
             f"Continuations:\n{drafts}\n\n{BALLOT}"
         )
         return [HumanMessage(content_of(text, attachments))]
+
+
+def _refuse_if_spent(budget: Budget, member: str) -> None:
+    if budget.is_spent:
+        raise MemberError(
+            "the answer's budget (max_calls, max_cost) is spent", member=member, kind=BUDGET
+        )
+
+
+def _is_refused_form(error: MemberError) -> bool:
+    """Whether the provider does not take a conversation in this form."""
+    cause = error.__cause__
+    return error.kind == "error" and cause is not None and status_of(cause) in REFUSED
+
+
+def _held(parts: Iterator[StreamPart], opening: Opening) -> Iterator[StreamPart]:
+    """The parts of a reply, its first words as soon as it is decided what they are."""
+    reply = ""
+    least: float | None = None
+    chunks: list[Any] = []
+    for part in parts:
+        reply += part.text
+        chunks += part.chunks
+        if part.least is not None:
+            least = part.least if least is None else min(least, part.least)
+        empty = part._replace(text="", finish="", chunks=())
+        try:
+            text = opening.add(part.text, is_over=bool(part.finish))
+        except Restarted:
+            if part.finish != REFUSAL:
+                yield empty._replace(dropped=len(words_of(reply)))
+                raise
+            text = ""
+        if text is not None:
+            dropped = max(len(words_of(reply)) - len(words_of(text)), 0)
+            shown = (with_text(chunks_joined(chunks), text),) if chunks else ()
+            yield part._replace(text=text, least=least, chunks=shown, dropped=dropped)
+            break
+        if part.thought or any(part.usage) or part.is_silent:
+            yield empty
+    yield from parts
+
+
+def _begun(messages: Sequence[BaseMessage], answer: str) -> tuple[Sequence[BaseMessage], list[str]]:
+    """The messages before the answer, and its text. If the conversation ends with an assistant
+    message, the caller has begun it; the text is known with and without that."""
+    last = messages[-1] if messages else None
+    if not isinstance(last, AIMessage) or last.tool_calls or not last.text:
+        return messages, [answer]
+    begun = str(last.text)
+    return messages[:-1], [begun + joined(begun, answer), answer]
 
 
 def is_alone(job: DraftJob) -> bool:

@@ -39,6 +39,8 @@ class StreamPart(NamedTuple):
     last word before it is complete."""
     calls: tuple[ToolCall, ...] = ()
     """The tool calls of the reply, in the last part."""
+    dropped: int = 0
+    """The number of words that were read and are not handed on."""
 
 
 @dataclass
@@ -70,7 +72,7 @@ class OpenStream:
     """LangChain's chunks that no draft has had."""
     _is_silent: bool = False
     """Whether one of them was silent."""
-    _thought_words: int = 0
+    _unshown_words: int = 0
     _billed: tuple[int, int] = (0, 0)
     """The input and output tokens that the provider has reported."""
     _counted: tuple[int, int, int, int] = (0, 0, 0, 0)
@@ -84,11 +86,13 @@ class OpenStream:
         self._is_cancelled = False
         self._failure: MemberError | None = None
         """Why no more can be read, if that came after text."""
+        self._begun = 0
+        """How many words :meth:`begin` has read, and no draft has reported."""
 
     @property
     def words(self) -> int:
-        """The number of words that were read, including those of the reasoning."""
-        return self._count.total + self._thought_words
+        """The number of words that were read, including those that are not handed on."""
+        return self._count.total + self._unshown_words
 
     @property
     def has_ended(self) -> bool:
@@ -109,6 +113,12 @@ class OpenStream:
             return False
         return len(self.text) > len(agreed) or self.finish in ("", "stop", REFUSAL)
 
+    def begin(self) -> None:
+        """Read the first text, or all of a reply without text, for the next draft."""
+        while not self.text and not self.finish:
+            self._read_part()
+        self._begun = self.words
+
     def first_words(self, count: int) -> Draft:
         """Read the first words, and cancel the rest."""
         draft = self.draft("", count, count)
@@ -120,7 +130,8 @@ class OpenStream:
         place = len(answer) - len(self.before)
         count = WordCount()
         count.add(self.text[place:])
-        since, words_before = time.perf_counter(), self.words
+        since, words_before = time.perf_counter(), self.words - self._begun
+        self._begun = 0
         while True:
             while count.total <= size and not self.finish:
                 known = len(self.text)
@@ -146,7 +157,8 @@ class OpenStream:
         """What comes after this answer, at most ``most`` words, as it arrives."""
         place = len(answer) - len(self.before)
         count = WordCount()
-        since, words_before = time.perf_counter(), self.words
+        since, words_before = time.perf_counter(), self.words - self._begun
+        self._begun = 0
         while True:
             end = len(self.text)
             text, thought = self.text[place:end], self.take_thought()
@@ -243,8 +255,9 @@ class OpenStream:
             return False
         self.thought += part.thought
         self._count.add(part.text)
+        self._unshown_words += part.dropped
         if part.thought:
-            self._thought_words += len(words_of(part.thought))
+            self._unshown_words += len(words_of(part.thought))
         # Summed, as LangChain sums the usage of chunks.
         self._billed = (self._billed[0] + part.usage[0], self._billed[1] + part.usage[1])
         self.text += part.text
