@@ -59,8 +59,8 @@ STORY = (
 
 class Talker(BaseChatModel):
     """A chat model that writes a script word by word and continues text in one of the ways of real
-    models: an assistant message at the end (``continue``, as Ollama), when asked to (``instruct``),
-    after all of the text (``repeat``), or not at all."""
+    models: an assistant message at the end (``continue``, as older Claude models), when asked to
+    (``instruct``), after all of the text (``repeat``), or not at all."""
 
     script: str = STORY
     way: str = "continue"
@@ -78,7 +78,7 @@ class Talker(BaseChatModel):
 
     def _get_ls_params(self, *args: Any, **options: Any) -> Any:
         params = super()._get_ls_params(*args, **options)
-        return {**params, "ls_provider": "ollama"} if self.way == "continue" else params
+        return {**params, "ls_provider": "anthropic"} if self.way == "continue" else params
 
     def _generate(self, *_: Any, **__: Any) -> ChatResult:
         raise NotImplementedError

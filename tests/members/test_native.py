@@ -919,8 +919,6 @@ async def test_what_a_check_refused_is_written_anew_in_one_request(
 
     def lead(body: Any) -> Reply:
         said = [text_of(turn) for turn in turns_of(body) if turn.get("role") == "assistant"]
-        if is_trial(body):
-            return Reply([Text(" six,", " five,")])
         if said:
             return Reply([Text(" blue", " today", " and", " always.")], finish)
         return Reply([Text("The sky", " is", " purple", " today.")])
@@ -931,7 +929,7 @@ async def test_what_a_check_refused_is_written_anew_in_one_request(
     )
     found = await answered(model, "Why?", way, max_tokens=max_tokens)
     assert found.text == "The sky is blue today and always."
-    assert len(asked(servers[kind][0])) == 2
+    assert len(servers[kind][0].asked) == 2
     assert found.response_metadata["specfuse"]["finish"] == ("length" if finish else "stop")
 
 
