@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
@@ -77,6 +77,12 @@ def weather(city: str, days: int = 1) -> str:
 def chart(city: str) -> list[Any]:
     """A chart of the weather in a city."""
     return [{"type": "text", "text": f"The chart of {city}:"}, IMAGE]
+
+
+def each_with_two_ways(cases: Iterable[Any]) -> list[tuple[Any, str]]:
+    """Each case with a way that blocks and one that does not: one of them streams."""
+    pairs = itertools.cycle([("invoke", "astream"), ("stream", "ainvoke")])
+    return [(case, way) for case, ways in zip(cases, pairs, strict=False) for way in ways]
 
 
 CALL = Call("weather", ('{"ci', 'ty": "Par', 'is"}'))
@@ -596,8 +602,7 @@ CHOICES: dict[str, Callable[[Kind], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize(("choice", "way"), each_with_two_ways(CHOICES))
 @pytest.mark.parametrize("kind", KINDS)
 async def test_tools_are_bound_and_called_as_with_the_model_alone(
     beside: Any, kind: Kind, choice: str, way: str
@@ -658,24 +663,36 @@ METHODS = [
 ]
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("include_raw", [False, True])
+SCHEMAS = {"a class": Weather, "a dict": Weather.model_json_schema()}
+
+
 @pytest.mark.parametrize(
-    "schema", [Weather, Weather.model_json_schema()], ids=["a class", "a dict"]
+    ("schema", "include_raw", "way"),
+    [
+        ("a class", False, "invoke"),
+        ("a class", True, "stream"),
+        ("a dict", True, "ainvoke"),
+        ("a dict", False, "astream"),
+        ("a class", False, "astream"),
+        ("a dict", True, "invoke"),
+    ],
 )
 @pytest.mark.parametrize(("kind", "method"), METHODS)
 async def test_an_object_is_asked_for_and_parsed_as_by_the_model_alone(
-    beside: Any, kind: Kind, method: str, schema: Any, include_raw: bool, way: str
+    beside: Any, kind: Kind, method: str, schema: str, include_raw: bool, way: str
 ) -> None:
     is_call = method == "function_calling"
+    asked_for: Any = SCHEMAS[schema]
     both = beside(kind, Reply([Call("Weather", OBJECT.pieces) if is_call else OBJECT]))
     _, found = await both.compare(
-        lambda model: model.with_structured_output(schema, method=method, include_raw=include_raw),
+        lambda model: model.with_structured_output(
+            asked_for, method=method, include_raw=include_raw
+        ),
         "The weather as JSON?",
         way,
     )
     parsed = found["parsed"] if include_raw else found
-    assert parsed == (Weather(**FACTS) if schema is Weather else FACTS)
+    assert parsed == (Weather(**FACTS) if schema == "a class" else FACTS)
 
 
 @pytest.mark.parametrize("method", ["json_schema", "function_calling"])
@@ -851,8 +868,7 @@ DEATHS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("death", DEATHS)
+@pytest.mark.parametrize(("death", "way"), each_with_two_ways(DEATHS))
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_reserve_is_asked_as_the_lead_was_if_nothing_was_shown(
     failing: Any, kind: Kind, death: str, way: str
