@@ -1,14 +1,22 @@
 """Settings that all tests share: Hypothesis, and the order in which parallel processes take
 files."""
 
+import functools
 import gc
 import os
+import ssl
 from collections import Counter
 
+import httpcore2
 import pytest
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("DEMO", "small")  # without its 1.1 GB model
+
+# Clients of httpx, httpx2 and requests read all certificates when they are made, also for http: a
+# third of the processor time of tests that make a client for each question. They share them here.
+ssl.create_default_context = functools.cache(ssl.create_default_context)
+httpcore2.default_ssl_context = functools.cache(httpcore2.default_ssl_context)
 
 # The same examples every time: a run that fails fails again. `scripts/torture` tries new ones,
 # and many more.
