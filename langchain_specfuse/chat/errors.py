@@ -27,12 +27,13 @@ from langchain_core.exceptions import (
     ModelNotFoundError,
     ModelPermissionDeniedError,
     ModelRateLimitError,
+    ModelRefusalError,
     ModelTimeoutError,
 )
 
 from .. import errors
 from ..core.rounds import OVERFLOW
-from ..core.values import BUDGET
+from ..core.values import BUDGET, REFUSAL
 from ..errors import BusyError, EnsembleError, MemberError, SpecFuseError, advised, chain, notes_in
 from ..members.network import status_of
 
@@ -83,6 +84,10 @@ class EnsembleModelInvalidRequestError(EnsembleError, ModelInvalidRequestError):
 
 class EnsembleModelNotFoundError(EnsembleError, ModelNotFoundError):
     """No provider has the model."""
+
+
+class EnsembleModelRefusalError(EnsembleError, ModelRefusalError):
+    """The provider refused the content of the question."""
 
 
 class EnsembleModelRateLimitError(EnsembleError, ModelRateLimitError):
@@ -142,6 +147,7 @@ _ENSEMBLE_ERRORS: Mapping[_Class, _OurClass] = {
     ModelPermissionDeniedError: EnsembleModelPermissionDeniedError,
     ModelInvalidRequestError: EnsembleModelInvalidRequestError,
     ModelNotFoundError: EnsembleModelNotFoundError,
+    ModelRefusalError: EnsembleModelRefusalError,
     ModelRateLimitError: EnsembleModelRateLimitError,
     ModelAPIError: EnsembleModelAPIError,
     ModelConnectionError: EnsembleModelConnectionError,
@@ -166,6 +172,7 @@ _KINDS: Mapping[str, _Class] = {
     "timeout": ModelTimeoutError,
     "overflow": ContextOverflowError,
     "not_found": ModelNotFoundError,
+    REFUSAL: ModelRefusalError,
 }
 """LangChain's class for the kind of a :class:`.MemberError`. The kind ``error`` is too general to
 have one."""
@@ -195,6 +202,8 @@ _ADVICE: Mapping[_Class, str] = {
     ModelInvalidRequestError: "the provider refuses this request: check the settings of the member "
     "that the message names",
     ModelNotFoundError: "check the model's name, and the address of its server",
+    ModelRefusalError: "rephrase the question, or let the next member answer what one refuses: "
+    "refusals='ignore'",
     ModelRateLimitError: "wait before you ask again, or add a member of another provider",
     ModelAPIError: "the provider's server failed: ask again later, or add a member of another one",
     ModelConnectionError: "check the network connection, and the address of the member's server",

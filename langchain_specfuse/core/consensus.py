@@ -29,6 +29,7 @@ from .rounds import (
     Loop,
     is_refused,
     last_round,
+    refuse_as_providers,
     without_failed,
 )
 from .values import Ask, Budget, Draft, DraftJob, Query, Replies, Reply
@@ -157,6 +158,7 @@ def answers(query: Query, settings: Settings, panel: Panel, referee: Referee = F
                 result = calls_key(draft.calls) or _result(result_of, start.text + draft.text)
                 tally.count(voter, result)
     if is_refused(settings, clock, drafts):
+        refuse_as_providers(clock, judged, 1)
         clock.refusals = yield from checking.refusals(clock.refusals, judged)
         refused = judged.refused(shows_rest=False)
         yield last_round(1, panel, before, refused, drafts, clock, checking, "")

@@ -84,6 +84,7 @@ def rounds(query: Query, settings: Settings, panel: Panel, referee: Referee = FR
                 checked = yield from checking.without_writers(answer, error)
             else:
                 if is_refused(settings, clock, drafts):
+                    refuse_as_providers(clock, answer, number)
                     clock.refusals = yield from checking.refusals(clock.refusals, answer)
                     answer = answer.refused(shows_rest=number > 1 and checking.is_idle)
                     yield last_round(number, panel, before, answer, drafts, clock, checking, agreed)
@@ -444,6 +445,22 @@ def no_member_left(panel: Panel, answer: Answer, number: int) -> EnsembleError:
     return error
 
 
+def refuse_as_providers(clock: Clock, answer: Answer, number: int) -> None:
+    """Raise if the answer is refused by errors of providers alone."""
+    if clock.denied.keys() < clock.refusals.keys():
+        return
+    gone = [
+        Departure(name, reply.kind, reply.message, number, reply.cause)
+        for name, reply in clock.denied.items()
+    ]
+    reasons = "; ".join(f"{refused.member}: {refused.reason}" for refused in gone)
+    raise EnsembleError(
+        f"the question was refused in round {number}: {reasons}",
+        text=answer.text[: answer.verified],
+        failures=tuple(map(member_error, gone)),
+    )
+
+
 def member_error(gone: Departure) -> MemberError:
     """The departure of a failed member as an exception."""
     error = MemberError(gone.reason, member=gone.member, round=gone.round, kind=gone.kind)
@@ -460,6 +477,8 @@ class Clock:
         """member -> its refusal to draft."""
         self.refused: dict[str, Draft] = {}
         """member -> an empty draft with the parts of its refusal."""
+        self.denied: dict[str, Failure] = {}
+        """member -> its refusal, if that is an error of its provider."""
         self.seconds: dict[str, float] = {}
         self.efforts: dict[str, dict[str, Effort]] = {}
         self._since = time.perf_counter()
@@ -476,6 +495,8 @@ class Clock:
                 if phase == "draft" and reply.kind == REFUSAL:
                     self.refusals[name] = reply.message
                     self.refused[name] = Draft("", parts=reply.parts)
+                    if reply.cause is not None:
+                        self.denied[name] = reply
                 if reply.effort == Effort():
                     continue
             efforts[name] = efforts[name] + reply.effort if name in efforts else reply.effort

@@ -396,6 +396,7 @@ class Failure:
     """One of ``KINDS``."""
     message: str
     cause: BaseException | None = field(default=None, compare=False, repr=False)
+    """The exception. A refusal has one if the provider has sent an error instead of a reply."""
     effort: Effort = field(default=Effort(), compare=False, repr=False)
     """What it cost before it failed, as far as known."""
     parts: tuple[Any, ...] = field(default=(), compare=False, repr=False)

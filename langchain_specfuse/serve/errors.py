@@ -6,9 +6,9 @@ import json
 import math
 import re
 
-from ..chat.errors import PromptTooLongError
+from ..chat.errors import EnsembleModelRefusalError, PromptTooLongError
 from ..chat.options import NOT_FOR_A_CALL, Call
-from ..errors import BusyError, CheckError, EnsembleError, MemberError, UsageError
+from ..errors import BusyError, CheckError, EnsembleError, MemberError, UsageError, chain
 
 _ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
@@ -56,7 +56,7 @@ def invalid(
 
 def api_error(error: BaseException) -> ApiError:
     """The error response for an exception. A member's own message is left out, because it may quote
-    a question or a path."""
+    a question or a path, unless it says why a provider refuses the question."""
     message = str(error)
     if isinstance(error, ApiError):
         return error
@@ -84,6 +84,11 @@ def api_error(error: BaseException) -> ApiError:
         seconds = math.ceil(error.retry_after_s)
         busy = f"too many requests are waiting\n-> try again in about {seconds} s"
         return ApiError(429, busy, code="rate_limit_exceeded", retry_after_s=seconds)
+    if isinstance(error, EnsembleModelRefusalError):
+        first = error.failures[0]
+        codes = [getattr(cause, "code", None) for cause in chain(first)]
+        code = next((code for code in codes if isinstance(code, str)), "content_filter")
+        return ApiError(400, f"{first.member} refuses the question: {first.message}", code=code)
     if isinstance(error, EnsembleError):
         failures = [f"{failure.member} ({failure.kind})" for failure in error.failures]
         failed = ", ".join(failures) or "all members"

@@ -918,7 +918,30 @@ def test_after_a_refusal_a_model_that_gives_no_reasons_is_believed_as_before(how
 def test_an_error_that_reports_a_refusal_is_a_refusal() -> None:
     for error in (ModelRefusalError(NO), coded(NO, "content_filter")):
         (reply,) = ChatModelMember(refuser(error), name="a").draft([draft_job()])
-        assert isinstance(reply, Failure) and (reply.kind, reply.message) == ("refusal", NO)
+        assert isinstance(reply, Failure) and reply.kind == "refusal" and NO in reply.message
+
+
+@pytest.mark.parametrize("segment", ["draft", "answer"])
+@pytest.mark.parametrize("refusals", ["outvoted", "any"])
+def test_the_error_of_a_provider_that_refuses_is_that_of_the_answer_unless_others_write(
+    segment: Any, refusals: Any
+) -> None:
+    refuses = [refuser(coded(NO, "content_filter")) for _ in range(2)]
+    options: dict[str, Any] = {"lead": None, "segment": segment, "refusals": refusals}
+    if segment == "answer":
+        options["result"] = "text"
+    members = [refuses[0], ScriptedMember(STORY, name="b")]
+    llm = SpecFuseChatModel(members=members, **options)
+    if refusals == "outvoted":
+        message = llm.invoke("Why?")
+        assert message.text == STORY and len(refuses[0].asked) == 1
+        assert NO in message.response_metadata["specfuse"]["refusals"]["Refuser"]
+    else:
+        with pytest.raises(ModelRefusalError, match=NO):
+            llm.invoke("Why?")
+    with pytest.raises(EnsembleError, match=NO) as raised:
+        SpecFuseChatModel(members=refuses, **options).invoke("Why?")
+    assert isinstance(raised.value, ModelRefusalError) and not raised.value.is_retryable
 
 
 def coded(text: str, code: str) -> Exception:
@@ -1011,17 +1034,17 @@ def test_chat_openai_refuses(how: str) -> None:
         (refusal,) = message.response_metadata["specfuse"]["refusals"].values()
         assert message.text == STORY and message.response_metadata["specfuse"]["exits"] == []
         assert NO in refusal or (how == "by the filter" and "filter" in refusal)
+        if not isinstance(reply, bytes):  # an error, as that of the model alone
+            with pytest.raises(ModelRefusalError, match=NO):
+                SpecFuseChatModel(members=[model]).invoke("Why?")
+            return
         alone = SpecFuseChatModel(members=[model]).invoke("Why?")
         assert alone.response_metadata["specfuse"]["finish"] == "refusal" and not alone.text
-        if isinstance(reply, bytes):
-            own = reduce(add, model.stream("Why?"))
-            assert alone.content == own.content
-            assert alone.additional_kwargs == own.additional_kwargs
-            for name in ("finish_reason", "status"):
-                assert alone.response_metadata.get(name) == own.response_metadata.get(name)
-        else:
-            assert alone.response_metadata["finish_reason"] == "refusal"
-            assert alone.additional_kwargs["refusal"] == refusal
+        own = reduce(add, model.stream("Why?"))
+        assert alone.content == own.content
+        assert alone.additional_kwargs == own.additional_kwargs
+        for name in ("finish_reason", "status"):
+            assert alone.response_metadata.get(name) == own.response_metadata.get(name)
     finally:
         server.stop()
 

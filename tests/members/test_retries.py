@@ -9,7 +9,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import openai
 import pytest
+from langchain_core.exceptions import ModelRefusalError
 from langchain_core.language_models import BaseChatModel
 from langchain_openai import ChatOpenAI
 
@@ -18,7 +20,7 @@ from langchain_specfuse.members.chat_model import retries, settings
 
 from .failing_server import FailingServer
 from .fake_provider import FakeProvider, Kind, Reply, Text
-from .test_native import KINDS, answered, chat_model
+from .test_native import KINDS, Weather, answered, chat_model
 
 WAYS = ["invoke", "astream"]
 FINE = Reply([Text("From ", "the lead.")])
@@ -130,6 +132,26 @@ def test_a_silent_lead_is_not_asked_again(monkeypatch: pytest.MonkeyPatch, by: s
     assert len(server.asked) == 1
     (gone,) = found.response_metadata["specfuse"]["exits"]
     assert gone["kind"] == "timeout"
+
+
+@pytest.mark.parametrize("code", ["content_filter", "content_policy_violation"])
+@pytest.mark.parametrize("kind", ["openai", "responses"])
+async def test_the_refusal_of_a_provider_is_the_error_of_the_answer(
+    servers: Any, kind: Kind, code: str
+) -> None:
+    """S13. Azure OpenAI sends the first code, OpenAI the second."""
+    pair = Pair(kind, servers, Reply(status=400, code=code))
+    for way in WAYS:
+        with pytest.raises(ModelRefusalError, match=r"gpt-4\.1: .*not now") as raised:
+            await pair.ask(way)
+        assert isinstance(raised.value, EnsembleError) and not raised.value.is_retryable
+        cause = raised.value.__cause__
+        assert isinstance(cause, openai.BadRequestError) and cause.code == code
+    with pytest.raises(ModelRefusalError):
+        pair.llm.with_structured_output(Weather).invoke("Why?")
+    assert pair.asked == (3, 0)
+    found = await answered(pair.llm.bind(refusals="ignore"), "Why?", "invoke")
+    assert found.text == "From the reserve." and pair.asked == (4, 1)
 
 
 async def test_a_lead_is_asked_again_when_its_provider_says(servers: Any) -> None:

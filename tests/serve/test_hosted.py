@@ -7,6 +7,7 @@ import base64
 import json
 from collections.abc import Iterator
 
+import openai
 import pytest
 from langchain_anthropic import ChatAnthropic
 from langchain_openai import ChatOpenAI
@@ -238,3 +239,14 @@ def test_local_members_ignore_the_effort_of_reasoning(serve):
         model="specfuse", messages=QUESTION, reasoning_effort="low", **OPENAIS
     )
     assert answer.choices[0].message.content == BLUE
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_refusal_of_the_provider_reaches_the_client_with_its_reason(provider, stream):
+    """As Azure OpenAI refuses a question."""
+    fake, client, direct = provider(Reply(status=400, code="content_filter"))
+    for asked, model in ((direct, "gpt"), (client, "specfuse")):
+        with pytest.raises(openai.BadRequestError, match="not now") as raised:
+            list(asked.chat.completions.create(model=model, messages=QUESTION, stream=stream))
+        assert raised.value.code == "content_filter"
+    assert len(fake.asked) == 2

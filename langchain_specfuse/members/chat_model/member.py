@@ -158,7 +158,7 @@ class ChatModelMember:
         says which it reads."""
         self._streams: dict[str, OpenStream] = {}
         """Query id -> its open stream."""
-        self._refusals: dict[str, dict[Sampling, str]] = {}
+        self._refusals: dict[str, dict[Sampling, Failure]] = {}
         """Query id -> its refusals to draft, by sampling. These drafts are not requested again."""
 
     def _use(self, model: BaseChatModel) -> None:
@@ -257,7 +257,7 @@ class ChatModelMember:
         try:
             yield from self._written(job, others)
         except (MemberError, UsageError) as error:
-            yield self._failed(error, others)
+            yield self._failed(job, error, others)
 
     def _answer(self, work: Literal["draft", "score"], job: Any) -> Any:
         """The reply to one job."""
@@ -268,7 +268,7 @@ class ChatModelMember:
                 return self._ballot(job)
             return next(self._written(job, others, job.segment_tokens))
         except (MemberError, UsageError) as error:
-            return self._failed(error, others)
+            return self._failed(job, error, others)
 
     def _read_key_again(self) -> None:
         """Chat models read their keys once. If the provider has refused it, the environment may
@@ -276,9 +276,14 @@ class ChatModelMember:
         if self.is_denied and self._model_name is not None:
             self._use(chat_model_named(self._model_name))
 
-    def _failed(self, error: MemberError | UsageError, others: Sequence[Effort]) -> Failure:
+    def _failed(
+        self, job: Any, error: MemberError | UsageError, others: Sequence[Effort]
+    ) -> Failure:
         """``others``: the cost of requests that no draft has reported."""
-        return replace(Failure.of(error, error.message), effort=sum(others, Effort()))
+        failure = Failure.of(error, error.message)
+        if failure.kind == REFUSAL and isinstance(job, DraftJob):
+            self._refusals.setdefault(job.query.id, {})[job.sampling] = failure
+        return replace(failure, effort=sum(others, Effort()))
 
     def forget(self, query_id: str) -> None:
         self._refusals.pop(query_id, None)
@@ -302,6 +307,10 @@ class ChatModelMember:
     ) -> Iterator[Draft | Failure]:
         """What the model writes, as it arrives; with a ``size``, one draft of about that many
         words. ``others`` as for :meth:`_stream_for`."""
+        refusal = self._refusals.get(job.query.id, {}).get(job.sampling)
+        if refusal is not None:
+            yield refusal
+            return
         answer = _text_of(job.answer)
         request = Request.of(job.query)
         if request.waits and not answer:
@@ -327,9 +336,10 @@ class ChatModelMember:
     def _refused(self, job: DraftJob, stream: OpenStream, draft: Draft) -> Failure:
         """The failure of a reply that is a refusal, which came with this draft. It is not requested
         again."""
-        self._refusals.setdefault(job.query.id, {})[job.sampling] = stream.refusal
+        refusal = Failure(REFUSAL, stream.refusal)
+        self._refusals.setdefault(job.query.id, {})[job.sampling] = refusal
         self._close(job.query.id)
-        return Failure(REFUSAL, stream.refusal, effort=draft.effort, parts=draft.parts)
+        return replace(refusal, effort=draft.effort, parts=draft.parts)
 
     def _stream_for(
         self, job: DraftJob, answer: str, request: Request, others: list[Effort]
@@ -337,9 +347,6 @@ class ChatModelMember:
         """The query's open stream if it agrees with the answer, else a new one. The cost of each
         other request that this takes is appended to ``others``."""
         query_id = job.query.id
-        refusal = self._refusals.get(query_id, {}).get(job.sampling)
-        if refusal is not None:
-            raise MemberError(refusal, member=self.name, kind=REFUSAL)
         stream = self._streams.get(query_id)
         if stream is None or stream.sampling != job.sampling or not stream.agrees_with(answer):
             self._close(query_id)

@@ -123,7 +123,7 @@ class Reply:
                 if part is not None:
                     yield part
         except Exception as error:
-            if is_refusal(error):
+            if is_refusal(error) and self.has_arrived:
                 self._finish = REFUSAL
                 self._refusal = self._refusal or str(error)
             elif not self._has_reason:  # with a reason, the reply is complete
@@ -277,6 +277,8 @@ def member_error(error: Exception, member: str, secret: str = "", length: int = 
 
 
 def _kind_of(error: Exception) -> str:
+    if is_refusal(error):
+        return REFUSAL
     if isinstance(error, TimeoutError):
         return "timeout"
     classes = {kind.__name__ for kind in type(error).__mro__}
