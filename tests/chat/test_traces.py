@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from langchain.agents import create_agent
 from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 from langchain_core.tracers.schemas import Run
 
@@ -17,6 +18,7 @@ from langchain_specfuse import EnsembleError, ScriptedMember, SpecFuseChatModel,
 from .conftest import BLUE, LIMIT_S, WIDE, FailingMember, GatedMember, auntil
 from .recording import recorded
 from .test_events import NAMES, ROUNDS, descendants
+from .test_usage import SENT, counting
 
 
 def traced(llm: Any, **options: Any) -> Run:
@@ -142,6 +144,23 @@ def test_a_failed_member_is_an_error_in_its_round_and_an_event_of_the_run() -> N
     (event,) = (event for event in endpoint.model["events"] if event["name"] == "specfuse_exit")
     assert event["kwargs"] == {"member": "c", "kind": "error", "round": 2}
     assert endpoint.model["extra"]["metadata"]["specfuse_exits"] == [event["kwargs"]]
+
+
+@pytest.mark.parametrize("lead", [None, "a"])
+def test_the_usage_of_hosted_members_is_counted_once_in_a_tree(lead: str | None) -> None:
+    """LangSmith adds the usage of child runs to that of their parent."""
+    models = counting()
+    model = SpecFuseChatModel(members=list(models), segment_tokens=4, lead=lead)
+    with recorded() as (tracer, endpoint):
+        create_agent(model, []).invoke({"messages": ["Why?"]}, {"callbacks": [tracer]})
+    metadata = [run["extra"]["metadata"] for run in endpoint.runs.values()]
+    used = [of["usage_metadata"] for of in metadata if "usage_metadata" in of]
+    assert sum(of["input_tokens"] for of in used) == SENT * sum(m.requests for m in models)
+    assert sum(of["output_tokens"] for of in used) == sum(m.written for m in models)
+    of_members = endpoint.model["extra"]["metadata"]["specfuse_usage"]
+    assert {name: of["requests"] for name, of in of_members.items()} == {
+        model.label: model.requests for model in models if model.requests
+    }
 
 
 SECRET = ["A zebra in the garden is striped.", "A zebra on the meadow looks odd."]

@@ -949,6 +949,15 @@ async def test_what_a_check_refused_is_written_anew_in_one_request(
     assert found.response_metadata["specfuse"]["finish"] == ("length" if finish else "stop")
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_graph_streams_the_text_of_two_members_once(failing: Any, kind: Kind) -> None:
+    whole = "".join(STORY)
+    model, *_ = failing(kind, Reply([Text(*STORY)], cut=TO_TEXT[kind]), goes_on(whole))
+    question = {"messages": ["Why is the sky blue?"]}
+    parts = [part for part, _ in create_agent(model, []).stream(question, stream_mode="messages")]
+    assert "".join(part.text for part in parts) == whole
+
+
 @pytest.mark.parametrize("way", ["invoke", "stream"])
 @pytest.mark.parametrize("other", [*KINDS, "local"])
 @pytest.mark.parametrize("kind", KINDS)
