@@ -5,7 +5,6 @@ with objects.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping
 from operator import itemgetter
 from typing import Any, cast
@@ -17,7 +16,7 @@ from langchain_core.outputs import ChatGeneration, Generation
 from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
 from langchain_core.utils.json import parse_json_markdown, parse_partial_json
 
-from ..constraints import fault
+from ..constraints import fault, half_escape
 from ..errors import UsageError, advised
 from ..members.chat_model.refusals import refusal_in
 from .call_text import reason_of
@@ -33,12 +32,6 @@ ADVICE_STALLED = (
     "the members wrote nothing that the schema allows, or have no context left: describe the "
     "object in the prompt, or add a member that can be masked, such as a .gguf file"
 )
-
-_UNFINISHED_ESCAPE = re.compile(
-    r"\\(u[0-9a-fA-F]{0,3})?\Z|\\u[dD][89abAB][0-9a-fA-F]{2}(\\(u[0-9a-fA-F]{0,3})?)?\Z"
-)
-"""An incomplete escape, or half of a surrogate pair. It is left out of partial objects, so that
-each of their texts begins with the one before."""
 
 
 class StructuredReader(BaseCumulativeTransformOutputParser[Any]):
@@ -110,7 +103,9 @@ class StructuredReader(BaseCumulativeTransformOutputParser[Any]):
 def _json_in(text: str, message: Any, partial: bool) -> Any:
     """The data in an answer's text. The text of a partial answer is completed."""
     if partial:
-        text = _UNFINISHED_ESCAPE.sub("", text.lstrip())
+        # without half a character, so that each text of an object begins with the one before
+        text = text.lstrip()
+        text = text[: len(text) - half_escape(text)]
         return parse_partial_json(text) if text else None
     calls = [*getattr(message, "tool_calls", ()), *getattr(message, "invalid_tool_calls", ())]
     if calls and not text:

@@ -7,7 +7,7 @@ llguidance compiles the grammars; the extra ``langchain-specfuse[structured]`` i
 from .calls import CallPiece, CallReader, canonical, format_in, trigger
 from .grammar import Grammar, State, Vocabulary, vocabulary
 from .referee import check, referee_for
-from .rules import arguments_schema, reader_for, respaced, schema_of
+from .rules import arguments_schema, half_escape, reader_for, respaced, schema_of
 from .validation import fault, refuse_invalid
 from .vocabulary import preload
 
@@ -26,6 +26,7 @@ __all__ = [
     "reader_for",
     "referee_for",
     "refuse_invalid",
+    "half_escape",
     "respaced",
     "schema_of",
     "trigger",

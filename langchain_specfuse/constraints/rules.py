@@ -24,11 +24,18 @@ SPELLING = {
 }
 """JSON has one spelling, so members cannot fill an answer with white space, and equal strings are
 equal text. llguidance (1.9) cannot allow ``\\/`` or ``\\u00f6``: its ``u`` means control characters
-alone. Half of one of these at the end of a draft would have to become an unintended character."""
+alone. A server that guides itself may write them; they become the characters that they mean."""
 _FENCE = re.compile(r"\A\s*```\w*\s")
 _FENCE_BEGUN = re.compile(r"\s*(?:`{0,2}|```\w*)")
 _STRINGS = re.compile(r'("(?:[^"\\]|\\.)*+(?:"|\\?\Z))', re.DOTALL)
 _WHOLE_STRING = re.compile(r'"(?:[^"\\]|\\.)*+"', re.DOTALL)
+_ESCAPE = re.compile(
+    r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|.)", re.DOTALL
+)
+_HALF_ESCAPE = re.compile(
+    r"(?<!\\)(?:\\\\)*"
+    r"(\\(?:u[dD][89abAB][0-9a-fA-F]{2}(?:\\(?:u[0-9a-fA-F]{0,3})?)?|(?:u[0-9a-fA-F]{0,3})?))\Z"
+)
 _ESCAPED = re.compile(r"(?<!\\)(?:\\\\)*\\\Z")
 
 
@@ -172,8 +179,9 @@ def arguments_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def respaced(constraint: Constraint | None, answer: str, draft: str) -> str:
-    """A draft that was written without masks, with the spaces that the grammar demands and without
-    the code fence that many models put around JSON. Text that need not be JSON is left unchanged.
+    """A draft that was written without masks, with the spaces that the grammar demands, without
+    the code fence that many models put around JSON, and with characters instead of their escapes.
+    Text that need not be JSON is left unchanged.
 
     >>> respaced(Constraint("json"), "{", '\\n  "a":[1,2],\\n  "b c" : " , "')
     '"a": [1, 2], "b c": " , "'
@@ -194,8 +202,36 @@ def respaced(constraint: Constraint | None, answer: str, draft: str) -> str:
     parts[::2] = [
         re.sub(r"[,:]", r"\g<0> ", re.sub(r"[ \t\r\n]+", "", part)) for part in parts[::2]
     ]
+    begun = len(inside) + inside.endswith("\\")  # what follows the backslash belongs to it
+    for index in range(1, len(parts), 2):
+        parts[index] = parts[index][:begun] + _ESCAPE.sub(_unescaped, parts[index][begun:])
+        begun = 0
     owed = " " if answer.endswith((",", ":")) and not inside else ""
     return owed + "".join(parts)[len(inside) :]
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    """The character that an escape means, in the grammar's spelling; the escape itself if it is no
+    character."""
+    escape = match[0]
+    if escape == "\\/":
+        return "/"
+    if len(escape) == 2:
+        return escape
+    spelled = json.dumps(json.loads(f'"{escape}"'), ensure_ascii=False)[1:-1]
+    is_half = "\ud800" <= spelled[0] <= "\udfff"
+    return escape if is_half or spelled.startswith("\\u") else spelled
+
+
+def half_escape(text: str) -> int:
+    """How many characters at the end of this JSON may be an incomplete escape, or half of a
+    character.
+
+    >>> [half_escape(text) for text in ("\\\\u00", "\\\\ud83d\\\\", "\\\\\\\\", "\\\\u00f6")]
+    [4, 7, 0, 0]
+    """
+    match = _HALF_ESCAPE.search(text)
+    return len(match[1]) if match else 0
 
 
 def _inside(text: str) -> str:

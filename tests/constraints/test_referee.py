@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from langchain_specfuse.constraints import check, referee_for, respaced
+from langchain_specfuse.constraints import check, half_escape, referee_for, respaced
 from langchain_specfuse.core.referee import FREE
 from langchain_specfuse.core.values import Constraint
 from langchain_specfuse.errors import SpecFuseError
@@ -148,6 +148,19 @@ def test_white_space_is_normalised_the_same_in_every_division_into_parts(
     for part in parts:
         answer += respaced(Constraint("json"), answer, part)
     assert answer == respaced(Constraint("json"), "", text)
+
+
+@given(values, spacings, st.data())
+def test_escapes_in_json_become_the_characters_that_they_mean(
+    value: Any, spacing: dict[str, Any], data: st.DataObject
+) -> None:
+    """Python's json.dumps writes \\u00f6, PHP's json_encode \\/."""
+    text = json.dumps(value, **spacing).replace("/", "\\/")
+    end = data.draw(st.integers(0, len(text)))
+    end -= half_escape(text[:end])
+    begun = respaced(Constraint("json"), "", text[:end])
+    whole = begun + respaced(Constraint("json"), begun, text[end:])
+    assert whole == json.dumps(value, ensure_ascii=False)
 
 
 def test_white_space_stays_if_the_answer_need_not_be_json() -> None:

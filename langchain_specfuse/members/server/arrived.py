@@ -6,7 +6,7 @@ The text is the server's own, so no token is decoded here. Tokens whose text is 
 
 from __future__ import annotations
 
-from ...constraints import respaced
+from ...constraints import half_escape, respaced
 from ...core.answer import held_back
 from ...core.values import Draft, DraftJob, Effort
 from ..text.words import Words, end_at
@@ -63,11 +63,14 @@ class Arrived:
     def next_draft(self) -> Draft | None:
         """All that is not held back; None if nothing is left."""
         at, count = self._marks[-1] if self._marks else (0, 0)
+        held = half_escape(self._text) if self._constraint is not None else 0
         if self._end_text:
             found = self._text.find(self._end_text)
             if found >= 0:
                 return self._ended_at(found)
-            whole = len(self._text) - held_back(self._text, (self._end_text,))
+            held = max(held, held_back(self._text, (self._end_text,)))
+        if held:
+            whole = len(self._text) - held
             at, count = max((mark for mark in self._marks if mark[0] <= whole), default=(0, 0))
         is_begun = self._constraint is None or self._written
         if not is_begun and not respaced(self._constraint, "", self._text[:at]).strip("`"):

@@ -264,6 +264,17 @@ def test_an_object_gets_the_spaces_that_its_grammar_demands(
             assert draft.ends[-1] == len(draft.text)
 
 
+def test_an_escape_in_an_object_is_the_character_that_it_means(
+    server: FakeServer, served: ServerMember
+) -> None:
+    """vLLM's guided decoding allows all escapes of JSON."""
+    query = Query("q", draft_job().query.turns, constraint=Constraint("json"))
+    server.reply = _unguided(server.reply)  # type: ignore[method-assign]
+    server.fault = lambda path, _: texts('{"a": "Z', "\\u0", "0f6", "ri\\ud83d", "\\ude00", '\\/"}')
+    pieces = streamed(served, leading(query=query))
+    assert "".join(draft.text for draft in pieces) == '{"a": "Zöri😀/"}'
+
+
 def _unguided(reply: Callable[..., Any]) -> Callable[..., Any]:
     guided = ("structured_outputs", "json_schema")
     return lambda path, body: reply(
