@@ -14,12 +14,6 @@ import pytest
 
 from .blocks import ROOT
 
-NOT_PASSED = {
-    "python": {"S08": "safe", "S09": "safe", "S10": "safe", "S13": "partial", "S14": "fail"},
-    "endpoint": {"S08": "safe", "S09": "fail", "S10": "fail", "S13": "partial", "S14": "fail"},
-}
-"""Scenarios whose verdict is another one."""
-
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -84,16 +78,17 @@ def test_a_model_that_was_down_must_be_used_again_in_30_s(bench):
 
 
 @pytest.mark.long
-def test_a_caller_of_this_package_gets_what_the_table_says(build, tmp_path):
+def test_a_caller_of_this_package_gets_every_answer(build, tmp_path):
+    """With shorter times; ``benchmarks/failover.json`` has the results with those of the benchmark."""
     out = tmp_path / "failover.json"
     command = [sys.executable, str(ROOT / "benchmarks" / "failover.py"), "--tiny"]
-    command += ["--systems", *NOT_PASSED, "--out", str(out)]
+    command += ["--systems", "python", "endpoint", "--out", str(out)]
     subprocess.run(command, check=True, cwd=tmp_path)
     results = json.loads(out.read_text())
-    for name, expected in NOT_PASSED.items():
-        rows = results["systems"][name]["scenarios"]
+    for name, system in results["systems"].items():
+        rows = system["scenarios"]
         assert len(rows) == 16
-        missed = {id: row["verdict"] for id, row in rows.items() if row["verdict"] != "pass"}
-        assert missed == expected, f"{name}: {json.dumps(rows, indent=1)}"
+        missed = {id: row for id, row in rows.items() if row["verdict"] != "pass"}
+        assert not missed, f"{name}: {json.dumps(missed, indent=1)}"
     tables = import_module("tables")
     assert all(make(results).startswith("|") for make in (tables.failover, tables.failover_short))

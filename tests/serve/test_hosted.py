@@ -218,6 +218,19 @@ def test_a_call_that_broke_off_comes_whole_from_the_reserve(provider):
     assert answer.model == "reserve"
 
 
+def test_a_text_that_a_reserve_finished_names_it_and_counts_both(provider):
+    """Failover Bench (S16): cost dashboards gave a fallback's tokens to the model that had failed."""
+    dies = Reply([Text("It", " is", " warm", " and", " sunny.")], cut=3)
+    _, client, _ = provider(dies, reserve=Reply([Text(" is warm and sunny.")]))
+    asked = {"messages": QUESTION, "stream": True, "stream_options": {"include_usage": True}}
+    chunks = list(client.chat.completions.create(model="specfuse", **asked))
+    texts = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
+    assert "".join(texts) == "It is warm and sunny."  # the last word of the lead may be unfinished
+    assert chunks[-2].model == "reserve"
+    usage = chunks[-1].usage
+    assert usage.prompt_tokens > 26 and usage.completion_tokens > 9, "those of the reserve alone"
+
+
 OPENAIS = {"user": "ann", "service_tier": "flex", "prompt_cache_key": "tenant-7"}
 
 
