@@ -93,6 +93,8 @@ class Passthrough:
         """Whether providers wrote the whole answer."""
         self.has_content = False
         """Whether anything that is not empty was handed on."""
+        self._has_answered = False
+        """Whether anything but reasoning was handed on."""
         self.shown = Shown()
         self._is_continued = False
         """Whether this reply continues another one."""
@@ -115,7 +117,9 @@ class Passthrough:
         self.is_all = self.is_all and bool(draft.parts or not is_other)
         self._withdraw(len(round.withdrawn))
         if is_other and (draft.parts or self._author):
+            reasons = self._reasoning and not (self._has_answered or self._agreed)
             self._begin_reply(round.member)
+            self._reasoning = self._reasoning or reasons  # Anthropic needs that of the call
             self._run = ""
             if not draft.parts:  # it is no chat model
                 self._clear()
@@ -214,6 +218,9 @@ class Passthrough:
             return self._rewritten(taken, text)
         kept = [chunk for chunk in taken if not is_empty(chunk)]
         self.has_content = self.has_content or bool(kept)
+        self._has_answered = self._has_answered or bool(
+            text or any(chunk.tool_call_chunks for chunk in kept)
+        )
         if taken and not self._has_begun:
             self._has_begun = True
             kept = [taken[0], *(chunk for chunk in kept if chunk is not taken[0])]
