@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import struct
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import gguf
 import numpy as np
+from gguf import GGUFValueType
 
 from langchain_specfuse.demo import SMOLLM2, file_of
 
@@ -16,14 +18,36 @@ WIDTH, INNER, HEADS, LAYERS, CONTEXT = 64, 96, 2, 2, 8192
 
 @cache
 def _tokenizer() -> dict[str, tuple[Any, Any, Any]]:
-    """SmolLM2's tokenizer: the value of each field, its type, and the type of what is in it. It
-    takes seconds to read."""
-    fields = gguf.GGUFReader(file_of(SMOLLM2)).fields
-    return {
-        name: (field.contents(), field.types[0], field.types[-1] if field.types[1:] else None)
-        for name, field in fields.items()
-        if name.startswith("tokenizer.")
-    }
+    """SmolLM2's tokenizer: the value of each field, its type, and the type of what is in it.
+    gguf's own reader takes two seconds for them."""
+    found: dict[str, tuple[Any, Any, Any]] = {}
+    with open(file_of(SMOLLM2), "rb") as file:
+        file.seek(len("GGUF") + 4 + 8)  # the version, and how many tensors follow
+        for _ in range(_number(file, "Q")):
+            name, kind = _text(file), GGUFValueType(_number(file, "I"))
+            several = None
+            if kind != GGUFValueType.ARRAY:
+                value = _value(file, kind)
+            else:
+                several = GGUFValueType(_number(file, "I"))
+                value = [_value(file, several) for _ in range(_number(file, "Q"))]
+            if name.startswith("tokenizer."):
+                found[name] = value, kind, several
+    return found
+
+
+def _value(file: BinaryIO, kind: GGUFValueType) -> Any:
+    if kind == GGUFValueType.STRING:
+        return _text(file)
+    return _number(file, gguf.GGUFWriter._simple_value_packing[kind])
+
+
+def _text(file: BinaryIO) -> str:
+    return file.read(_number(file, "Q")).decode()
+
+
+def _number(file: BinaryIO, packing: str) -> Any:
+    return struct.unpack(f"<{packing}", file.read(struct.calcsize(packing)))[0]
 
 
 def copy_tokenizer(writer: gguf.GGUFWriter) -> int:

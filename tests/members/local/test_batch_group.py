@@ -106,9 +106,9 @@ def test_every_reply_in_a_shared_batch_equals_that_of_the_merged_model_alone(arc
     flattened rows and recurrent states."""
     group = family(arch)
     for text in ("Why is the sky blue?", STORY + "Why?"):
-        write(group, query := tiny.query(text), 4, 4, how)
+        write(group, query := tiny.query(text), 4, 3, how)
         group.forget(query)
-    assert group.count > 40 and group.worst < NEAR
+    assert group.count > 30 and group.worst < NEAR
 
 
 @pytest.mark.parametrize("arch", ["llama", "gemma3"])

@@ -125,7 +125,7 @@ def test_constrained_and_reasoned_answers_do_not_depend_on_earlier_queries(arch)
         ("Why?", None),
     ):
         query = tiny.query(STORY + text, constraint=constraint)
-        tiny.relayed([compared, tiny.member("phi3", 1)], query, 5, turns=3)
+        tiny.relayed([compared, tiny.member("phi3", 1)], query, 5, turns=2)
     assert compared.count > 8 and compared.worst < NEAR
     thoughts = {once(compared.member, tiny.query(STORY + "Why?"), 6).thought for _ in range(2)}
     assert len(thoughts) == 1 and "" not in thoughts
