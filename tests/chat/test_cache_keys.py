@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import gc
+import runpy
 import subprocess
 import sys
 import textwrap
 import weakref
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 from langchain_core.caches import InMemoryCache
@@ -119,21 +121,33 @@ if __name__ == "__main__":
 """
 
 
-def printed(folder: Path, program: str) -> list[str]:
-    file = folder / "grades.py"
-    file.write_text(textwrap.dedent(program))
-    done = subprocess.run(
-        [sys.executable, str(file)], capture_output=True, text=True, check=True, timeout=120
-    )
-    return done.stdout.splitlines()
+Printed: TypeAlias = Callable[..., list[str]]
 
 
-def test_a_function_has_the_same_key_in_another_process(tmp_path: Path) -> None:
-    first, second = printed(tmp_path, GRADES), printed(tmp_path, GRADES)
+@pytest.fixture
+def printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Printed:
+    """Runs a program here, or in another process, and returns the lines that it prints."""
+
+    def lines(program: str, *, elsewhere: bool = False) -> list[str]:
+        file = tmp_path / "grades.py"
+        file.write_text(textwrap.dedent(program))
+        if not elsewhere:
+            runpy.run_path(str(file), run_name="__main__")
+            return capsys.readouterr().out.splitlines()
+        done = subprocess.run(
+            [sys.executable, str(file)], capture_output=True, text=True, check=True, timeout=120
+        )
+        return done.stdout.splitlines()
+
+    return lines
+
+
+def test_a_function_has_the_same_key_in_another_process(printed: Printed) -> None:
+    first, second = printed(GRADES), printed(GRADES, elsewhere=True)
     assert first[:2] == second[:2]
     assert not set(first[2:]) & set(second[2:]), "these cannot be imported by their names"
     # a helper function in the same file is part of the key
-    third = printed(tmp_path, GRADES.replace("text.strip()", "text.upper()"))
+    third = printed(GRADES.replace("text.strip()", "text.upper()"), elsewhere=True)
     assert third[0] != first[0] and third[1] == first[1]
 
 
@@ -227,7 +241,7 @@ def test_functions_that_are_gone_leave_nothing_behind() -> None:
     assert not any(reference() for reference in gone)
 
 
-def test_a_check_has_the_same_key_in_another_process(tmp_path: Path) -> None:
+def test_a_check_has_the_same_key_in_another_process(printed: Printed) -> None:
     program = """
     from langchain_specfuse import ScriptedMember, SpecFuseChatModel, checks
 
@@ -238,6 +252,6 @@ def test_a_check_has_the_same_key_in_another_process(tmp_path: Path) -> None:
     llm = SpecFuseChatModel(members=members, checks=[polite, checks.forbids("x")])
     print(llm._get_llm_string())
     """
-    first = printed(tmp_path, program)
-    assert printed(tmp_path, program) == first
-    assert printed(tmp_path, program.replace("None", "''")) != first
+    first = printed(program)
+    assert printed(program, elsewhere=True) == first
+    assert printed(program.replace("None", "''"), elsewhere=True) != first
