@@ -126,13 +126,6 @@ def test_a_server_has_its_checks_for_everybody(rules: str) -> None:
     assert served().checks == []
 
 
-@pytest.mark.parametrize("flag", ["--checks", "--chek"])
-def test_a_misspelt_flag_is_explained(flag: str) -> None:
-    with pytest.raises(UsageError) as error:
-        served(flag, "lowercase")
-    assert "--check" in error.value.notes[0]
-
-
 def test_an_error_of_the_file_is_the_reason(tmp_path: Path) -> None:
     file = tmp_path / "broken.py"
     file.write_text("import nothing_like_this\n")
