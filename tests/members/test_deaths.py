@@ -80,6 +80,32 @@ async def test_a_lead_that_dies_in_its_reasoning_is_replaced_and_the_conversatio
         assert thoughts == (signed if other == "anthropic" else [])
 
 
+@pytest.mark.parametrize("version", [None, "v1"])
+@pytest.mark.parametrize("lead_dies", [False, True])
+async def test_what_another_account_wrote_goes_back_to_openai_without_its_ids(
+    servers: Any, lead_dies: bool, version: Any
+) -> None:
+    """With ids, OpenAI looks for what it has stored itself, and refuses reasoning without the item
+    that it sent after it. https://github.com/vercel/ai/issues/8379"""
+    lead, reserve = servers["responses"]
+    reply = Reply([Thought("Let me", " see."), Text("I ", "look."), CALL])
+    lead.begin(replace(reply, cut=TO_THOUGHT["responses"]) if lead_dies else reply)
+    reserve.begin(reply)
+    models = [chat_model("responses", server.url) for server in (lead, reserve)]
+    llm = SpecFuseChatModel(members=models, output_version=version).bind_tools([weather])
+    found = await answered(llm, "The weather?", "astream")
+
+    lead.begin(Reply([Text("It is sunny.")]))
+    said = [HumanMessage("The weather?"), found, ToolMessage("sunny", tool_call_id="call_0001")]
+    recovered = SpecFuseChatModel(members=models[:1]).bind_tools([weather])
+    assert (await answered(recovered, said, "invoke")).text == "It is sunny."
+    sent = lead.asked[0]["input"]
+    kinds = ["message", "function_call"] if lead_dies else ["reasoning", "message", "function_call"]
+    assert [item["type"] for item in sent[1:-1]] == kinds
+    assert ["id" in item for item in sent[1:-1]] == [not lead_dies] * len(kinds)
+    assert sent[-2]["call_id"] == sent[-1]["call_id"] == "call_0001"
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_lead_that_dies_after_a_check_has_withdrawn_text_is_replaced_before_the_fault(

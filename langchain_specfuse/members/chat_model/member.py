@@ -359,7 +359,7 @@ class ChatModelMember:
         """The whole answer, if it has the form that was asked for. It is asked for twice, if the
         budget allows that."""
         _refuse_if_spent(job.budget, self.name)
-        messages = request.messages_for(self.model, self.system_prompt)
+        messages = request.messages_for(self.model, self.name, self.system_prompt)
         why = ""
         for _ in range(2):
             if job.budget.after(sum(others, Effort())).is_spent:
@@ -386,7 +386,7 @@ class ChatModelMember:
         _refuse_if_spent(job.budget, self.name)
         if answer and request.is_json:
             request = request.without_format()
-        messages = request.messages_for(self.model, self.system_prompt)
+        messages = request.messages_for(self.model, self.name, self.system_prompt)
         arguments = self._arguments(job, request)
         if not answer.strip():
             return self._asked(messages, arguments, answer, job, others)

@@ -16,6 +16,7 @@ from langchain_core.utils.json import parse_json_markdown
 from ...constraints import fault, referee_for
 from ...core.values import Attachment, Constraint, Query, Turn
 from ...errors import UsageError, advised
+from .history import sendable
 
 AGAIN = (
     "This answer cannot be used: {}. Write the whole answer again so that it can be. "
@@ -86,10 +87,13 @@ class Request:
         options = {name: value for name, value in self.options.items() if name != "response_format"}
         return replace(self, structured=None, options=options)
 
-    def messages_for(self, model: BaseChatModel, system: str | None) -> list[BaseMessage]:
-        """The messages, with ``system`` as the only system message, if it is given. If the provider
-        has no parameter for the form of the answer, a sentence asks for it."""
-        messages = [without_unsigned(message) for message in self.messages]
+    def messages_for(
+        self, model: BaseChatModel, name: str, system: str | None
+    ) -> list[BaseMessage]:
+        """The messages for the member of this name, with ``system`` as the only system message, if
+        it is given. If the provider has no parameter for the form of the answer, a sentence asks
+        for it."""
+        messages = [sendable(message, name) for message in self.messages]
         if system is not None:
             others = [message for message in messages if not isinstance(message, SystemMessage)]
             messages = [SystemMessage(system), *others]
@@ -135,26 +139,6 @@ class Request:
         if referee.legal("", text) == len(text) and referee.may_end(text):
             return ""
         return f"it does not match the {kind} {body:.200}"
-
-
-def without_unsigned(message: BaseMessage) -> BaseMessage:
-    """The message without reasoning of Claude that has no signature: its reply broke off, and
-    another member answered. Anthropic refuses it in a conversation.
-    https://platform.claude.com/docs/en/build-with-claude/extended-thinking"""
-    content = message.content
-    is_claudes = message.response_metadata.get("model_provider") == "anthropic"
-    if not is_claudes or isinstance(content, str):
-        return message
-    kept = [block for block in content if not (isinstance(block, dict) and _is_unsigned(block))]
-    if len(kept) == len(content):
-        return message
-    return message.model_copy(update={"content": kept})
-
-
-def _is_unsigned(block: Mapping[str, Any]) -> bool:
-    if block.get("type") not in ("thinking", "reasoning"):
-        return False
-    return not (block.get("signature") or (block.get("extras") or {}).get("signature"))
 
 
 def refuse_without_tools(model: BaseChatModel) -> None:
