@@ -51,11 +51,22 @@ _INTERJECTIONS = (
 )
 _ANNOUNCEMENTS = (
     *("here is", "here's", "here’s", "here are", "let me", "let's", "let’s", "i'll", "i’ll"),
-    *("i will", "i apologize", "continuing", "to continue", "picking up", "the continuation"),
+    *(
+        "i will",
+        "i apologize",
+        "i'm sorry",
+        "i’m sorry",
+        "i am sorry",
+        "continuing",
+        "to continue",
+        "picking up",
+        "the continuation",
+    ),
     *("below is", "this is", "happy to", "hier ist", "hier die", "voici", "aquí", "ecco"),
 )
 _OF_THE_ANSWER = re.compile(
-    r"continu|\brest\b|left off|stopp?ed|interrupt|\banswer\b|fortsetz|\bsuite\b", re.IGNORECASE
+    r"continu|\brest\b|left off|stopp?ed|interrupt|\banswer\b|sorry|apologi|fortsetz|\bsuite\b",
+    re.IGNORECASE,
 )
 _MARKS = re.compile(r"[!.,:;–—-]+\s*")
 _SENTENCE = re.compile(rf"[^.:!\n]{{0,{LONGEST_ANNOUNCEMENT}}}[.:!\n]+\s*")
@@ -84,7 +95,9 @@ class Opening:
        what follows the text goes out. This is so at any length of the text, unless the text only
        repeats itself, such as "ha ha ha" or equal rows: then the reply goes on with that.
     2. Where a message has asked for the rest, the reply begins with the end of the text, at least
-       12 characters of it: that end is dropped, unless the text contains it twice.
+       12 characters of it: that end is dropped, unless the text contains it twice. A reply that
+       repeats the text or its end, adds nothing, and stops in the middle of a sentence, has started
+       over.
     3. The text stops in the middle of a sentence, and the reply goes on with a small letter, a
        digit or a punctuation mark: a continuation.
     4. The text stops in the middle of a sentence, and the reply begins with a capital of a new
@@ -161,7 +174,7 @@ class Opening:
                 self._wholes += [_Whole(text, self._opener) for text in self._texts]
         ends = [whole.end_in(reply, is_over) for whole in self._wholes]
         if any(ends):
-            return _after_white(self._white, reply[max(filter(None, ends)) :])
+            return self._after(reply[max(filter(None, ends)) :])
         if None in ends or (self._opener is None and not is_over):
             if not is_over:
                 return None
@@ -176,7 +189,7 @@ class Opening:
         body = reply[size:].lstrip()
         for tail in self._tails:
             if body.startswith(tail) and (is_over or body[len(tail) :].strip()):
-                return _after_white(self._white, body[len(tail) :])
+                return self._after(body[len(tail) :])
             if not is_over and (tail.startswith(body) or body.strip() == tail):
                 return None
         has_restarted = self._has_restarted(reply[size:], is_over, has_opener=size > 0)
@@ -187,6 +200,13 @@ class Opening:
         if size and self._drops(reply[:size]):
             reply = reply[size:]
         return joined(self._answer, reply)
+
+    def _after(self, rest: str) -> str:
+        """What goes out of a reply that repeats the text, or its end, before this rest."""
+        is_asked = self._is_instructed or self._is_exact
+        if is_asked and not rest.strip() and (self._is_in_sentence or _is_marker(self._text)):
+            raise Restarted
+        return _after_white(self._white, rest)
 
     def _drops(self, opener: str) -> bool:
         """Whether this opener is no part of the continuation after it."""
@@ -248,16 +268,25 @@ class Opening:
         plain = re.sub(r"\W+$", "", first)
         if first.startswith("#") or plain in _FIRST_WORDS:
             return True
-        if not first[:1].isupper() or plain in ("I", "I'm", "I’m"):
+        if not first[:1].isupper():
             return False
         if has_opener and self._is_instructed:
             return True
-        return plain == re.sub(r"\W+$", "", own[0]) and own.count(own[0]) == 1
+        return (
+            plain not in ("I", "I'm", "I’m")
+            and plain == re.sub(r"\W+$", "", own[0])
+            and own.count(own[0]) == 1
+        )
 
 
 def _may_begin_sentence(word: str) -> bool:
     """Whether a sentence may begin with this word. Scripts without capitals do not show it."""
     return word[:1].isalpha() and not word[:1].islower()
+
+
+def _is_marker(text: str) -> bool:
+    """Whether the last line has only the mark of an item."""
+    return re.fullmatch(r"\s*([#>|*+•-]+|\d+[.)])\s*", text.rpartition("\n")[2]) is not None
 
 
 def _is_repetitive(text: str) -> bool:
@@ -322,8 +351,9 @@ def opener(reply: str, is_over: bool = False) -> int | None:
         sentence = _SENTENCE.match(reply, at + size)
         if sentence is None and len(reply) - at < LONGEST_ANNOUNCEMENT and "\n" not in reply[at:]:
             return None
-        if sentence is not None and (at > start or _OF_THE_ANSWER.search(sentence[0])):
-            at = sentence.end()
+        end = sentence.end() if sentence is not None else at
+        if sentence is not None and (at > start or _OF_THE_ANSWER.search(reply[at:end])):
+            at = end
             if at == len(reply):
                 return None
     return at if at > start else 0
