@@ -71,9 +71,13 @@ class Reply:
     """The finish reason; empty: the protocol's own for these parts."""
     cut: int | None = None
     """The connection is closed after this many events; 0: before the first byte."""
+    cut_bytes: int | None = None
+    """It is closed after this many bytes of the body of a stream."""
     is_reset: bool = False
     """Whether it is reset instead."""
     status: int = 200
+    error: str = "not now"
+    """The message of an error."""
     code: str = ""
     """The code of an error, as OpenAI's protocol has it."""
     retry_after: str = ""
@@ -93,6 +97,8 @@ class FakeProvider:
     def __init__(self, kind: Kind, *replies: Answer) -> None:
         self.kind = kind
         self.begin(*replies)
+        self.owners: dict[str, str] = {}
+        """The server's models, each with its owner; empty: it has no list of models."""
         self._lock = threading.Lock()
         self._server = _Server(("127.0.0.1", 0), _answering(self))
         self._server.daemon_threads = True
@@ -106,16 +112,18 @@ class FakeProvider:
         """The bodies of all requests."""
         self.headers: list[dict[str, str]] = []
         """Their headers, with names in lower case."""
+        self.paths: list[str] = []
 
     def stop(self) -> None:
         self._server.shutdown()
         self._server.server_close()
 
-    def reply_to(self, body: dict[str, Any], headers: dict[str, str]) -> Reply:
+    def reply_to(self, path: str, body: dict[str, Any], headers: dict[str, str]) -> Reply:
         with self._lock:
             reply = self.replies[min(len(self.asked), len(self.replies) - 1)]
             self.asked.append(body)
             self.headers.append(headers)
+            self.paths.append(path)
         return reply if isinstance(reply, Reply) else reply(body)
 
 
@@ -557,17 +565,25 @@ def _answering(server: FakeProvider) -> type[BaseHTTPRequestHandler]:
     class Answering(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
+        def do_GET(self) -> None:
+            """The list of models, in OpenAI's form."""
+            models = [
+                {"id": name, "object": "model", "created": 1, "owned_by": owner}
+                for name, owner in server.owners.items()
+            ]
+            self._send({"object": "list", "data": models}, Reply(status=200 if models else 404))
+
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             headers = {name.lower(): value for name, value in self.headers.items()}
-            reply = server.reply_to(body, headers)
+            reply = server.reply_to(self.path, body, headers)
             if reply.is_reset:
                 self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
             if reply.cut == 0:
                 self.connection.close()
                 self.close_connection = True
             elif reply.status != 200:
-                error = {"type": "error", "message": "not now", "code": reply.code or None}
+                error = {"type": "error", "message": reply.error, "code": reply.code or None}
                 self._send({"type": "error", "error": error}, reply)
             elif body.get("stream"):
                 self._stream(reply, _EVENTS[server.kind](reply, body))
@@ -591,12 +607,19 @@ def _answering(server: FakeProvider) -> type[BaseHTTPRequestHandler]:
             self.send_header("Content-Type", "text/event-stream")
             self.send_header("Transfer-Encoding", "chunked")
             self._end_headers()
+            left = reply.cut_bytes
             try:
-                for number, event in enumerate(events):
+                for number, event in enumerate([*events, ""]):
                     if number == reply.cut:
                         return
-                    self._send_part(event.encode())
-                self._send_part(b"")
+                    data = event.encode()
+                    part = f"{len(data):x}\r\n".encode() + data + b"\r\n"
+                    self.wfile.write(part[:left])
+                    self.wfile.flush()
+                    if left is not None and (left := left - len(part)) <= 0:
+                        self.connection.close()
+                        self.close_connection = True
+                        return
             except OSError:  # the client has hung up
                 self.close_connection = True
 
@@ -604,10 +627,6 @@ def _answering(server: FakeProvider) -> type[BaseHTTPRequestHandler]:
             """No connection is kept: a client's pool would hold it when its event loop is gone."""
             self.send_header("Connection", "close")
             self.end_headers()
-
-        def _send_part(self, data: bytes) -> None:
-            self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
-            self.wfile.flush()
 
         def log_message(self, *_: Any) -> None:
             pass

@@ -14,6 +14,7 @@ from itertools import takewhile
 from operator import eq
 
 from ...core.answer import is_safe
+from .openers import is_of_rest, opener, opener_is_said
 from .ways import QUOTED
 from .words import words_of
 
@@ -26,8 +27,6 @@ SEEN, SHARED = 6, 4
 of them are the same, in this order, the reply has started over in other words."""
 BEGINNING = 40
 """How many words the beginning of a text has."""
-LONGEST_ANNOUNCEMENT = 160
-"""An announcement, such as "Here is the rest:", ends within so many characters."""
 OPENING, CLOSING = "([{", ".,;:!?)]}"
 """No space follows the former, or precedes the latter."""
 _QUOTE = re.compile(r'(?<!\\)"')
@@ -43,33 +42,6 @@ _SENTENCE_STARTS = """
 """English, German, French, Spanish and Italian words that have a capital only where a sentence
 begins; none that begins a name in another language, such as "La" and "Los"."""
 _FIRST_WORDS = frozenset(_SENTENCE_STARTS.split())
-_INTERJECTIONS = (
-    *("sure thing", "sure", "of course", "certainly", "absolutely", "definitely", "okay", "ok"),
-    *("alright", "all right", "understood", "got it", "no problem", "yes", "great", "gladly"),
-    *("my apologies", "apologies", "sorry", "natürlich", "gerne", "klar", "sicher"),
-    *("bien sûr", "d'accord", "claro", "por supuesto", "certo", "certamente"),
-)
-_ANNOUNCEMENTS = (
-    *("here is", "here's", "here’s", "here are", "let me", "let's", "let’s", "i'll", "i’ll"),
-    *(
-        "i will",
-        "i apologize",
-        "i'm sorry",
-        "i’m sorry",
-        "i am sorry",
-        "continuing",
-        "to continue",
-        "picking up",
-        "the continuation",
-    ),
-    *("below is", "this is", "happy to", "hier ist", "hier die", "voici", "aquí", "ecco"),
-)
-_OF_THE_ANSWER = re.compile(
-    r"continu|\brest\b|left off|stopp?ed|interrupt|\banswer\b|sorry|apologi|fortsetz|\bsuite\b",
-    re.IGNORECASE,
-)
-_MARKS = re.compile(r"[!.,:;–—-]+\s*")
-_SENTENCE = re.compile(rf"[^.:!\n]{{0,{LONGEST_ANNOUNCEMENT}}}[.:!\n]+\s*")
 _SHORT_WORDS = """
     the and are was were for its has had have but not you can all one our his her she with that this
     from they them their there into more most than which will would been being when what who how why
@@ -102,8 +74,8 @@ class Opening:
        digit or a punctuation mark: a continuation.
     4. The text stops in the middle of a sentence, and the reply begins with a capital of a new
        sentence: with the text's own first word, if it is in the text only once; with a word such as
-       "The", "It" or "Because"; with a heading; or, after an opener such as "Of course!", with any
-       capital. It has started over.
+       "The", "It" or "Because"; with a heading; or, after an opener such as "Of course!" that does
+       not speak of the rest, with any capital. It has started over.
     5. The reply begins with the first three words of the text, which do not occur in it again: it
        has started over, in other words from there on.
     6. Of the first six long words of the reply, four are among the first long words of the text, in
@@ -169,17 +141,15 @@ class Opening:
                 raise Restarted
             return "" if is_over else None  # at the end: nothing is left to write
         if self._opener is None:
-            self._opener = opener(reply, is_over)
+            self._opener = opener(reply)
             if self._opener:
                 self._wholes += [_Whole(text, self._opener) for text in self._texts]
         ends = [whole.end_in(reply, is_over) for whole in self._wholes]
         if any(ends):
             return self._after(reply[max(filter(None, ends)) :])
-        if None in ends or (self._opener is None and not is_over):
-            if not is_over:
-                return None
-            raise Restarted
-        if self._is_exact:
+        if not is_over and (None in ends or self._opener is None):
+            return None
+        if None in ends or self._is_exact:
             raise Restarted
         return self._continued(reply, self._opener or 0, is_over)
 
@@ -192,7 +162,8 @@ class Opening:
                 return self._after(body[len(tail) :])
             if not is_over and (tail.startswith(body) or body.strip() == tail):
                 return None
-        has_restarted = self._has_restarted(reply[size:], is_over, has_opener=size > 0)
+        answers = size > 0 and not is_of_rest(reply[:size])
+        has_restarted = self._has_restarted(reply[size:], is_over, answers=answers)
         if has_restarted is None:
             return None
         if has_restarted:
@@ -208,12 +179,11 @@ class Opening:
             raise Restarted
         return _after_white(self._white, rest)
 
-    def _drops(self, opener: str) -> bool:
+    def _drops(self, begun: str) -> bool:
         """Whether this opener is no part of the continuation after it."""
         if not self._is_instructed or _is_quoting(self._text):
             return False
-        is_said = "!" in opener or opener.rstrip().endswith(":")
-        return is_said or self._is_in_sentence or bool(_OF_THE_ANSWER.search(opener))
+        return self._is_in_sentence or opener_is_said(begun)
 
     @cached_property
     def _words(self) -> list[str]:
@@ -232,11 +202,12 @@ class Opening:
         opens_quote = line.endswith('"') and _is_quoting(line)
         return not opens_quote and not line.endswith(("“", "„", "«", "‘", *OPENING))
 
-    def _has_restarted(self, body: str, is_over: bool, *, has_opener: bool) -> bool | None:
-        """Rules 3 to 6; None: undecided."""
+    def _has_restarted(self, body: str, is_over: bool, *, answers: bool) -> bool | None:
+        """Rules 3 to 6; None: undecided. ``answers``: its opener announces an answer, not the
+        rest."""
         words = _stripped(body)
         if not words:
-            return has_opener if is_over else None
+            return True if is_over else None
         breaks_line = "\n" in body[: len(body) - len(body.lstrip())]
         in_sentence = self._is_in_sentence and not breaks_line
         first = words[0].lstrip("*_\"'“‘(")
@@ -246,7 +217,7 @@ class Opening:
         if not complete:
             return None
         own = self._words
-        if in_sentence and self._begins_sentence(first, own, has_opener=has_opener):
+        if in_sentence and self._begins_sentence(first, own, answers=answers):
             return True
         plain, own_plain = _plain_of(complete), self._plain_words
         common = sum(1 for _ in takewhile(bool, map(eq, plain, own_plain)))
@@ -262,7 +233,7 @@ class Opening:
             return False
         return _is_similar(plain, own_plain, is_over)
 
-    def _begins_sentence(self, first: str, own: Sequence[str], *, has_opener: bool) -> bool:
+    def _begins_sentence(self, first: str, own: Sequence[str], *, answers: bool) -> bool:
         """Whether a reply that begins with this word, in the middle of a sentence, has started
         over."""
         plain = re.sub(r"\W+$", "", first)
@@ -270,7 +241,7 @@ class Opening:
             return True
         if not first[:1].isupper():
             return False
-        if has_opener and self._is_instructed:
+        if answers and self._is_instructed:
             return True
         return (
             plain not in ("I", "I'm", "I’m")
@@ -319,54 +290,6 @@ class _Whole:
         if is_over and self._agreed == len(self._text):
             return len(reply)
         return None
-
-
-# --- openers --------------------------------------------------------------------------------------
-
-
-def opener(reply: str, is_over: bool = False) -> int | None:
-    """The length of the opener that a reply begins with; 0 if it has none, None if that is open.
-
-    >>> [opener(reply) for reply in ("Of course! Blue", "Blue is", "Of cou", "Sure, blue")]
-    [11, 0, None, 6]
-    >>> opener("Certainly! Here is the continuation: blue"), opener("Here is the rest: blue")
-    (37, 18)
-    """
-    start = len(reply) - len(reply.lstrip())
-    size = _phrase(reply[start:], _INTERJECTIONS)
-    if size is None:
-        return 0 if is_over else None
-    at = start
-    if size:
-        marks = _MARKS.match(reply, start + size)
-        if marks is None:
-            return None if start + size == len(reply) else 0
-        at = marks.end()
-        if at == len(reply):
-            return None
-    size = _phrase(reply[at:], _ANNOUNCEMENTS)
-    if size is None:
-        return None
-    if size:
-        sentence = _SENTENCE.match(reply, at + size)
-        if sentence is None and len(reply) - at < LONGEST_ANNOUNCEMENT and "\n" not in reply[at:]:
-            return None
-        end = sentence.end() if sentence is not None else at
-        if sentence is not None and (at > start or _OF_THE_ANSWER.search(reply[at:end])):
-            at = end
-            if at == len(reply):
-                return None
-    return at if at > start else 0
-
-
-def _phrase(text: str, phrases: Sequence[str]) -> int | None:
-    """The length of the phrase that the text begins with; 0: none; None: it may become one."""
-    text = text.lower()
-    sizes = [len(phrase) for phrase in phrases if text.startswith(phrase)]
-    if any(phrase.startswith(text) and phrase != text for phrase in phrases):
-        return None
-    size = max(sizes, default=0)
-    return 0 if text[size : size + 1].isalnum() else size
 
 
 # --- words ----------------------------------------------------------------------------------------
