@@ -5,8 +5,8 @@
   before, continues: after a short question, and after a conversation of ``--tokens`` tokens.
 - *On a server*: the same with a llama-server in reserve.
 - *Hosted*: two servers that write with the delays of a provider (``FIRST_S`` before a reply,
-  ``WORD_S`` before each word). The first one's connection breaks. The first takeover includes a
-  trial of how the reserve continues a text.
+  ``WORD_S`` before each word). The first one's connection breaks. Before the first
+  takeover, the reserve's server is asked for its list of models.
 
 Times run from the failure to the next text. The text up to the failure is the lead's.
 
@@ -128,7 +128,7 @@ def cost(lead: Any, reserve: Any, repeats: int, tokens: int) -> dict[str, Any]:
 
 
 def hosted(repeats: int) -> dict[str, Any]:
-    """Seconds from a break of the connection to the next text, with and without the trial."""
+    """Seconds from a break of the connection to the next text, at the first takeover and later."""
     first = FailingServer("a", fails_after=20, first_s=FIRST_S, word_s=WORD_S, words=30)
     second = FailingServer("b", first_s=FIRST_S, word_s=WORD_S, words=30)
 
