@@ -141,6 +141,7 @@ def main() -> None:
             for name in names
         }
         systems = {name: one.result() for name, one in running.items()}
+    given.litellm = bool(given.litellm)  # not where it lies
     told = about(given) | {"measures": list(MEASURES), "profile": profile}
     told["seconds"] = round(time.monotonic() - since)
     print(table(systems))
