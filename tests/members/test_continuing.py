@@ -127,6 +127,8 @@ BY_HAND = [
     ('{"city": "Paris", ', '"degrees": 21}', "instruct", '"degrees": 21}'),
     ("天空是", "蓝色的。", "instruct", "蓝色的。"),
     (WHOLE, "", "instruct", ""),
+    (WHOLE, "*", "prefill", " *"),
+    ("Run this:\n\n```bash\npython read.py\n", "```", "instruct", "```"),
     # the same answer from its beginning
     (SKY, WHOLE, "instruct", " more than red light."),
     (SKY, WHOLE, "prefill", " more than red light."),

@@ -229,7 +229,7 @@ class Opening:
             return False
         if len(plain) < SAME_WORDS and not is_over:
             return None
-        if _occurs(plain[:SAME_WORDS], own_plain):  # the text repeats itself
+        if not plain or _occurs(plain[:SAME_WORDS], own_plain):  # the text repeats itself
             return False
         return _is_similar(plain, own_plain, is_over)
 
