@@ -130,6 +130,9 @@ class Provider:
         if path == "/log":
             _send_json(writer, 200, [asdict(attempt) for attempt in self.attempts])
             return True
+        if head.startswith("get "):  # a list of models, by which servers name their engines
+            _send_json(writer, 404, {})
+            return True
         length = int(head.partition("content-length:")[2].split("\r\n")[0])
         body = json.loads(await reader.readexactly(length))
         texts = [_text(message) for message in body["messages"]]

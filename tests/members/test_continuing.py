@@ -110,6 +110,7 @@ BY_HAND = [
     ),
     ('She asked: "', 'Sure, why not?" he said.', "instruct", 'Sure, why not?" he said.'),
     ("# Colours", "\n\nThe sky is blue.", "prefill", "\n\nThe sky is blue."),
+    (WHOLE, "\n\nSmoke does so, too.", "prefill", "\n\nSmoke does so, too."),
     (
         "- Berlin is the capital of Germany.\n",
         "- Paris is the capital of France.",

@@ -377,7 +377,7 @@ def _runs_together(text: str, reply: str) -> bool:
     >>> _runs_together('["', 'Ann"]'), _runs_together('["Ann', '"]'), _runs_together('"Ann"', "is")
     (False, False, True)
     """
-    if not text or not reply or is_safe(text + reply, len(text)):
+    if not text or not reply or reply[0].isspace() or is_safe(text + reply, len(text)):
         return False
     if text[-1] in OPENING or reply[0] in CLOSING:
         return False
