@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("DEMO", "small")  # without its 1.1 GB model
+gc.disable()  # while tests are collected: it took a third of the time of the imports
 
 # Clients of httpx, httpx2 and requests read all certificates when they are made, also for http: a
 # third of the processor time of tests that make a client for each question. They share them here.
@@ -48,3 +49,4 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish() -> None:
     """Keep the garbage collector from looking through everything that was imported."""
     gc.freeze()
+    gc.enable()
