@@ -244,19 +244,13 @@ class RayMember:
             f"Ray found no place for {self.name} within {limit_s:g} s; free are {left}",
             member=self.name,
         )
-        raise advised(error, "ask for less, stop other programs there, or add nodes")
+        raise advised(error, "ask for less (num_cpus=0.5, num_gpus=0.5, resources=), or add nodes")
 
     def _started(self) -> Any:
         ray = _connected(self.cluster, self.name)
-        there = ray.cluster_resources()
         gpus = self.num_gpus
         if gpus is None:
-            gpus = float(there.get("GPU", 0) >= 1)
-        needed = {"CPU": self.num_cpus, "GPU": gpus, **self.resources}
-        has = {name: there.get(name, 0) for name in needed}
-        if any(has[name] < count for name, count in needed.items()):
-            error = UsageError(f"{self.name} wants {needed}, and the cluster has {has}")
-            raise advised(error, "ask for less (num_cpus=0.5, num_gpus=0.5, resources=)")
+            gpus = float(ray.cluster_resources().get("GPU", 0) >= 1)
         threads = 1
         if getattr(self._member, "waits", False):
             threads = getattr(self._member, "max_concurrency", None) or THREADS
