@@ -239,7 +239,7 @@ def test_a_chat_model_without_a_stream_says_so() -> None:
         (anthropic(model="an-alias", thinking={"type": "adaptive"}), (120, 120)),
         (ChatOllama(model="qwen3", reasoning=True), None),
     ],
-    ids=str,
+    ids=lambda given: getattr(given, "model_name", getattr(given, "model", str(given))),
 )
 def test_silence_lasts_longer_where_nothing_is_shown_of_a_reply_under_way(
     model: Any, silence_s: Any
