@@ -203,8 +203,8 @@ def reserve(results: Result) -> str:
             )
             for one in results["takeovers"]
         ),
-        ("next text from a hosted reserve", f"{hosted['later_s']:.2f} s"),
-        ("the same at its first takeover", f"{hosted['first_s']:.2f} s"),
+        ("next text from a hosted reserve, at later takeovers", f"{hosted['later_s']:.2f} s"),
+        ("next text from a hosted reserve, at its first takeover", f"{hosted['first_s']:.2f} s"),
     ]
     members = f"{results['lead']} leads, {results['reserve']} is in reserve"
     delays = "hosted: a reply begins after 0.4 s, and each word takes 20 ms"
