@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -52,6 +53,23 @@ def hosted(engine: engines.Engine) -> Iterator[Callable[..., ChatModelMember]]:
     yield make
     for member in members:
         member.unload()
+
+
+@pytest.mark.parametrize("name", ["llama.cpp", "vllm"])
+def test_behind_chat_openai_it_continues_a_text_as_it_would_have_written_it(
+    engine_for: Callable[[str], engines.Engine], name: str
+) -> None:
+    """In one request: the server is asked in its own way, which its list of models shows."""
+    url = engine_for(name).url
+    model = ChatOpenAI(model=engines.MODEL, base_url=url, api_key="none", temperature=0)
+    whole = model.invoke("Why is the sky blue?", max_tokens=48).text
+    words = re.findall(r"\s*\S+", whole)
+    for count in (1, 3, 10, 20):
+        begun = "".join(words[:count])
+        job = draft_job(id=f"{count}", answer=(Segment(begun),), segment_tokens=8)
+        draft = drafted(ChatModelMember(model, name="a"), job)
+        assert draft.effort.requests == 1
+        assert draft.text and whole.startswith(begun + draft.text)
 
 
 def test_it_continues_the_text_of_others_and_votes_on_it(

@@ -175,7 +175,7 @@ class Opening:
     def _after(self, rest: str) -> str:
         """What goes out of a reply that repeats the text, or its end, before this rest."""
         is_asked = self._is_instructed or self._is_exact
-        if is_asked and not rest.strip() and (self._is_in_sentence or _is_marker(self._text)):
+        if is_asked and not rest.strip() and (self._is_in_sentence or _is_marker(self._line)):
             raise Restarted
         return _after_white(self._white, rest)
 
@@ -193,11 +193,18 @@ class Opening:
     def _plain_words(self) -> list[str]:
         return _plain_of(self._words)
 
+    @property
+    def _line(self) -> str:
+        """The last line of the text."""
+        return self._text.rpartition("\n")[2]
+
     @cached_property
     def _is_in_sentence(self) -> bool:
         """Whether the text stops in the middle of a sentence."""
-        line = self._text.rpartition("\n")[2]
+        line = self._line
         if "\n" in self._white or _ITEM.match(line) or _SENTENCE_END.search(line):
+            return False
+        if _is_marker(line):
             return False
         opens_quote = line.endswith('"') and _is_quoting(line)
         return not opens_quote and not line.endswith(("“", "„", "«", "‘", *OPENING))
@@ -208,16 +215,17 @@ class Opening:
         words = _stripped(body)
         if not words:
             return True if is_over else None
-        breaks_line = "\n" in body[: len(body) - len(body.lstrip())]
-        in_sentence = self._is_in_sentence and not breaks_line
+        white = body[: len(body) - len(body.lstrip())]
         first = words[0].lstrip("*_\"'“‘(")
-        if in_sentence and not first.startswith("#") and not _may_begin_sentence(first):
+        is_heading = body.startswith("#")
+        if self._is_in_sentence and not is_heading and not _may_begin_sentence(first):
             return False
         complete = words if is_over else words[:-1]
         if not complete:
             return None
         own = self._words
-        if in_sentence and self._begins_sentence(first, own, answers=answers):
+        is_new = is_heading or self._begins_sentence(first, own, answers=answers)
+        if self._is_in_sentence and "\n" not in white and is_new:
             return True
         plain, own_plain = _plain_of(complete), self._plain_words
         common = sum(1 for _ in takewhile(bool, map(eq, plain, own_plain)))
@@ -225,7 +233,8 @@ class Opening:
             return not _occurs(own_plain[:common], own_plain, 1)
         if common == len(plain) < len(own_plain) and not is_over:
             return None
-        if _ITEM.match(body) and _ITEM.match(self._text.rpartition("\n")[2]):
+        is_row = self._line.lstrip().startswith("|")
+        if is_row or (_ITEM.match(body) and _ITEM.match(self._line)):
             return False
         if len(plain) < SAME_WORDS and not is_over:
             return None
@@ -237,7 +246,7 @@ class Opening:
         """Whether a reply that begins with this word, in the middle of a sentence, has started
         over."""
         plain = re.sub(r"\W+$", "", first)
-        if first.startswith("#") or plain in _FIRST_WORDS:
+        if plain in _FIRST_WORDS:
             return True
         if not first[:1].isupper():
             return False
@@ -255,9 +264,9 @@ def _may_begin_sentence(word: str) -> bool:
     return word[:1].isalpha() and not word[:1].islower()
 
 
-def _is_marker(text: str) -> bool:
-    """Whether the last line has only the mark of an item."""
-    return re.fullmatch(r"\s*([#>|*+•-]+|\d+[.)])\s*", text.rpartition("\n")[2]) is not None
+def _is_marker(line: str) -> bool:
+    """Whether the line has only the mark of an item."""
+    return re.fullmatch(r"\s*([#>|*+•-]+|\d+[.)])\s*", line) is not None
 
 
 def _is_repetitive(text: str) -> bool:
