@@ -79,6 +79,21 @@ SMOLLM2 = [
     ("As the moon", "The moon was a mysterious and enigmatic presence", "instruct", OVER),
     (MOON, f"The moon {MOON[12:]}.", "instruct", OVER),
 ]
+QWEN = [
+    # Qwen2.5-Coder (1.5B, Q4_K_M), in the same way. It leaves out the line break.
+    (
+        "1. Turn off lights\n2. Insulate:\n   - Walls\n   - Windows",
+        "4. **Use energy-efficient appliances**.",
+        "instruct",
+        "\n4. **Use energy-efficient appliances**.",
+    ),
+    (
+        "- Turn off the lights when you leave\n- Insulate your home",
+        "- Use energy-efficient appliances",
+        "instruct",
+        "\n- Use energy-efficient appliances",
+    ),
+]
 SKY = "The sky is blue because air scatters blue light"
 WHOLE = f"{SKY} more than red light."
 BY_HAND = [
@@ -132,6 +147,8 @@ BY_HAND = [
     ("天空是", "蓝色的。", "instruct", "蓝色的。"),
     (WHOLE, "", "instruct", ""),
     (WHOLE, "*", "prefill", " *"),
+    ("Run this:\n\n```bash", "python read.py", "instruct", "\npython read.py"),
+    ("Run this:\n\n```bash\npython read.py", "```", "instruct", "\n```"),
     ("Run this:\n\n```bash\npython read.py\n", "```", "instruct", "```"),
     # the same answer from its beginning
     (SKY, WHOLE, "instruct", " more than red light."),
@@ -157,7 +174,7 @@ BY_HAND = [
 ]
 
 
-@pytest.mark.parametrize(("text", "reply", "way", "shown"), [*SMOLLM2, *BY_HAND])
+@pytest.mark.parametrize(("text", "reply", "way", "shown"), [*SMOLLM2, *QWEN, *BY_HAND])
 def test_the_rule_on_transcripts(text: str, reply: str, way: str, shown: str) -> None:
     assert read(text, reply, way)[0] == shown
 

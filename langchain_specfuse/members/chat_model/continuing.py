@@ -33,6 +33,9 @@ _QUOTE = re.compile(r'(?<!\\)"')
 _SENTENCE_END = re.compile(r"""[.!?:;。！？：…|][)\]}"'”’»*_`]*$""")
 _ITEM = re.compile(r"\s*([#>|]|[-*+•]\s|\d+[.)]\s|```)")
 """The beginning of a line that need not be, or follow, a sentence: a heading, an item, a row."""
+_LINE = re.compile(r"[-*+•]\s|\d+[.)]\s|#{1,6}\s")
+"""What follows a line of that kind on a line of its own. Models leave out the line break before
+it."""
 _SENTENCE_STARTS = """
     The A An This That These Those It Its There Here In On At When While If As For From We Our They
     You Your He She Because Since Most Many Some All What Why How To
@@ -365,17 +368,26 @@ def _divides_word(text: str, at: int) -> bool:
 
 
 def joined(text: str, reply: str) -> str:
-    """The continuation of a text in a reply, with a space where two words would run together.
+    """The continuation of a text in a reply, with a space where two words would run together, and
+    a line break before an item or a code fence.
 
     >>> joined("The sky is", "blue."), joined("The sky is", " blue."), joined("天空是", "蓝色")
     (' blue.', ' blue.', '蓝色')
+    >>> joined("- Walls", "- Doors"), joined("- Walls", "and doors")
+    ('\\n- Doors', ' and doors')
     >>> joined("def f():\\n", "    return 1"), joined("def f():\\n", "\\n    return 1")
     ('    return 1', '    return 1')
     """
     kept = text.rstrip()
     if len(kept) < len(text):
         return _after_white(text[len(kept) :], reply)
-    return f" {reply}" if _runs_together(text, reply) else reply
+    if not _runs_together(text, reply):
+        return reply
+    last_line = text.rpartition("\n")[2]
+    begins_code = last_line.lstrip().startswith("```")
+    begins_item = _ITEM.match(last_line) and _LINE.match(reply)
+    begins_line = begins_code or begins_item or reply.startswith("```")
+    return ("\n" if begins_line else " ") + reply
 
 
 def _runs_together(text: str, reply: str) -> bool:
