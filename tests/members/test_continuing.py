@@ -80,8 +80,8 @@ SMOLLM2 = [
     (MOON, f"The moon {MOON[12:]}.", "instruct", OVER),
 ]
 QWEN = [
-    # Qwen2.5-Coder (1.5B, Q4_K_M), in the same way. It leaves out the line break.
-    (
+    # Qwen2.5-Coder (1.5B, Q4_K_M), in the same way
+    (  # without the line break
         "1. Turn off lights\n2. Insulate:\n   - Walls\n   - Windows",
         "4. **Use energy-efficient appliances**.",
         "instruct",
@@ -92,6 +92,12 @@ QWEN = [
         "- Use energy-efficient appliances",
         "instruct",
         "\n- Use energy-efficient appliances",
+    ),
+    (  # the text has the item's mark already
+        "1. Turn off the lights when you leave.\n2. Use LED bulbs at home.\n3.",
+        "4. Use energy-efficient appliances.",
+        "instruct",
+        " Use energy-efficient appliances.",
     ),
 ]
 SKY = "The sky is blue because air scatters blue light"

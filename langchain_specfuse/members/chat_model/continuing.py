@@ -173,6 +173,8 @@ class Opening:
             raise Restarted
         if size and self._drops(reply[:size]):
             reply = reply[size:]
+        if _is_marker(self._line) and (marker := _LINE.match(reply.lstrip())):
+            reply = reply.lstrip()[marker.end() :]
         return joined(self._answer, reply)
 
     def _after(self, rest: str) -> str:
