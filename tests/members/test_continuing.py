@@ -151,6 +151,12 @@ BY_HAND = [
     ("- a\n-", "The other one.", "instruct", " The other one."),
     ('{"city": "Paris", ', '"degrees": 21}', "instruct", '"degrees": 21}'),
     ("天空是", "蓝色的。", "instruct", "蓝色的。"),
+    (
+        "天空之所以是蓝色的,是因为空气分子对短波长的光散射得更强。瑞利勋爵解释了这一现象。紫",
+        "光的散射更强,但是人眼对它不太敏感。",
+        "instruct",
+        "光的散射更强,但是人眼对它不太敏感。",
+    ),
     (WHOLE, "", "instruct", ""),
     (WHOLE, "*", "prefill", " *"),
     ("Run this:\n\n```bash", "python read.py", "instruct", "\npython read.py"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import takewhile
+from itertools import takewhile, zip_longest
 from operator import eq
 
 from ...core.answer import is_safe
@@ -327,14 +327,24 @@ def _occurs(part: Sequence[str], words: Sequence[str], start: int = 0) -> bool:
 
 
 def _stems(words: Sequence[str]) -> list[str]:
-    """The beginnings of the long words among these, each once. In scripts without spaces, each
-    character is a word."""
-    long = [
-        word[:5]
-        for word in words
-        if word not in _COMMON and (len(word) > 2 or (word and ord(word[0]) > 0x2E80))
-    ]
-    return list(dict.fromkeys(long))
+    """The beginnings of the long words among these, each once. In scripts without spaces, where
+    each character is a word, those of two characters.
+
+    >>> _stems(["the", "colour", "of", "sky"]), _stems(list("天空是"))
+    (['colou', 'sky'], ['天空', '空是'])
+    """
+    found = []
+    for word, following in zip_longest(words, words[1:], fillvalue=""):
+        if _is_character(word):
+            found += [word + following] if _is_character(following) else []
+        elif len(word) > 2 and word not in _COMMON:
+            found.append(word[:5])
+    return list(dict.fromkeys(found))
+
+
+def _is_character(word: str) -> bool:
+    """Whether the word is a character of a script without spaces."""
+    return len(word) == 1 and word > "\u2e80"
 
 
 def _is_similar(reply: Sequence[str], text: Sequence[str], is_over: bool) -> bool | None:
