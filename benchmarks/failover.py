@@ -1,11 +1,12 @@
 """What does a caller get when the provider fails in one of the 16 ways of Failover Bench?
 
 Each system is asked in a process of its own, and has a provider of its own (``faults.py``), which
-fails in the way that the model's name says. ``scenarios.py`` holds the faults' facts and the rules
-of the verdicts, ``systems.py`` the systems and their settings. The scenarios of a system run side
-by side, so that a full run takes little more than two minutes.
+fails in the way that the model's name says. ``scenarios.py`` has the scenarios and the rules of the
+verdicts, ``systems.py`` the systems and their settings. The scenarios of a system run side by side,
+so that a full run takes little more than two minutes.
 
-LiteLLM is asked if ``--litellm`` names a Python that has it: it needs other versions of packages.
+LiteLLM needs other versions of packages, so ``--litellm`` names a Python in which it is installed.
+Without that option, it is left out.
 
     python benchmarks/failover.py [--profile full] [--systems python ...] [--only S08 ...]
         [--litellm PYTHON] [--tiny]
@@ -141,7 +142,7 @@ def main() -> None:
             for name in names
         }
         systems = {name: one.result() for name, one in running.items()}
-    given.litellm = bool(given.litellm)  # not where it lies
+    given.litellm = bool(given.litellm)  # not its path
     told = about(given) | {"measures": list(MEASURES), "profile": profile}
     told["seconds"] = round(time.monotonic() - since)
     print(table(systems))

@@ -5,9 +5,9 @@ https://github.com/failoverbench/failoverbench); the code and the texts are our 
 are always the same 60 words. A request that ends with the beginning of the answer, as the
 assistant's message, gets the rest of it.
 
-The first part of an address is the name of a client, so that many use one provider side by side:
-``http://127.0.0.1:PORT/S08/v1/chat/completions``. ``GET /log`` returns the attempts so far. It needs
-the standard library only, and prints its port.
+The first part of an address names the client, so that many can use one provider side by side:
+``http://127.0.0.1:PORT/S08/v1/chat/completions``. ``GET /log`` returns the attempts so far. The
+program needs only the standard library, and prints its port.
 
     python benchmarks/faults.py [--profile full]
 """
@@ -35,7 +35,7 @@ QUESTION = "Tell me in sixty words about the ferries and the baker."
 
 @dataclass(frozen=True)
 class Timings:
-    """Of one profile, in seconds."""
+    """The times of a profile, in seconds."""
 
     first_s: float
     """Until the first token of a slow reply."""
@@ -51,7 +51,7 @@ PROFILES = {
 }
 """``full`` is the published one. ``fast`` is for tests."""
 CUT_AT, STALLS_AT, MALFORMED_AT = 40, 20, 10
-"""Words before these faults."""
+"""After how many words these faults come."""
 
 
 class Refusal(NamedTuple):
@@ -61,7 +61,7 @@ class Refusal(NamedTuple):
     code: str | None
     message: str
     attempts: int | None = None
-    """Only the first ones are refused."""
+    """How many attempts are refused; None: all."""
     retry_after: int | None = None
 
 

@@ -5,11 +5,11 @@ Scenarios, limits, checks and rules are those of https://github.com/failoverbenc
 got, and which requests the provider saw. The verdicts:
 
 - ``pass``: the caller got the whole answer (in S13: an error), and every check holds;
-- ``partial``: the same, but an advisory check fails (in S13: an answer);
+- ``partial``: the whole answer, but an advisory check fails (in S13: an answer, not an error);
 - ``safe``: an error in time, and every required check holds;
 - ``fail``: no end in time, a part of the answer as if it were the whole, or a required check fails.
 
-It needs the standard library only.
+This file needs only the standard library.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Scenario:
     title: str
     model: str
     limit_s: float
-    """After this time the caller has no more patience."""
+    """How long the caller waits."""
     checks: tuple[Check, ...] = ()
     fallback: str = "fb-ok"
     ends_in_error: bool = False

@@ -1,9 +1,10 @@
 """The systems that stand between a caller and a provider that fails, each asked in its own way.
 
-Run as a program, it plays the caller of one system: the scenarios run side by side, each with a
-model and a fallback of its own, and what it got is printed as JSON. It prints ``ready`` first, and begins when it reads a line, so that
-no system starts up while another one is asked. LiteLLM runs in a Python of
-its own, so this file needs the standard library only until a system is opened.
+Run as a program, this file plays the caller of one system. It runs the scenarios side by side, each
+with a model and a fallback of its own, and prints what the caller got as JSON. It first prints
+``ready``, and begins when it reads a line, so that no system starts up while another one is asked.
+LiteLLM runs in a Python of its own, so this file needs only the standard library until a system is
+opened.
 
     python benchmarks/systems.py SYSTEM URL [--profile full] [--only S01 S02]
 """
@@ -45,7 +46,7 @@ async def specfuse(one: Scenario, url: str) -> AsyncIterator[Ask]:
     from langchain_specfuse import SpecFuseChatModel
 
     def hosted(name: str) -> ChatOpenAI:
-        # At another address than OpenAI's, it asks for the usage of a stream only if told so.
+        # At another address than OpenAI's, it asks for a stream's usage only if told to.
         return ChatOpenAI(model=name, base_url=url, api_key="none", stream_usage=True)
 
     yield _langchain(
@@ -106,7 +107,7 @@ async def endpoint(one: Scenario, url: str) -> AsyncIterator[Ask]:
             if not line:
                 raise RuntimeError("langchain-specfuse serve has ended")
             where = re.search(r"ready: (\S+)", line)
-        reading = asyncio.create_task(server.stderr.read())  # so that it never waits for us
+        reading = asyncio.create_task(server.stderr.read())  # so that its output never blocks it
         client = AsyncOpenAI(base_url=where[1], api_key="none", max_retries=0, timeout=300)
         async with client:
             yield _openai(client.chat.completions.create, "specfuse", "specfuse")
@@ -128,7 +129,7 @@ def _router(**more: Any) -> Callable[[Scenario, str], AbstractAsyncContextManage
         given: dict[str, Any] = {"api_base": url, "api_key": "none"}
         falls_back = [{"primary": ["fallback"]}]
         if more:
-            # It continues only with models that its map of costs says accept a prefill.
+            # It continues only with models that accept a prefill, according to its map of costs.
             kind = {
                 "litellm_provider": "openai",
                 "mode": "chat",
@@ -208,8 +209,9 @@ SYSTEMS: Mapping[str, System] = {
     ),
     "litellm-continues": System(
         "LiteLLM's Router, continuing",
-        "the same with `enable_mid_stream_fallback_continuation=True`, and the fallback registered "
-        "as a model with `supports_assistant_prefill`",
+        "`num_retries=2`, `timeout=30`, `fallbacks`, `context_window_fallbacks` and "
+        "`enable_mid_stream_fallback_continuation=True`; the fallback is registered as a model "
+        "with `supports_assistant_prefill`",
         ("litellm", "openai"),
         _router(enable_mid_stream_fallback_continuation=True),
         here=False,

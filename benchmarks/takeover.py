@@ -3,10 +3,10 @@
 - *Cost*: answers of the lead alone and with a reserve, alternately, and the resident bytes of both.
 - *In this process*: the lead fails in its third segment, and another model, which has read nothing
   before, continues: after a short question, and after a conversation of ``--tokens`` tokens.
-- *On a server*: the same with a llama-server in reserve.
+- *On a server*: as in this process, but a llama-server is in reserve.
 - *Hosted*: two servers that write with the delays of a provider (``FIRST_S`` before a reply,
-  ``WORD_S`` before each word). The first one's connection breaks. Before the first
-  takeover, the reserve's server is asked for its list of models.
+  ``WORD_S`` before each word). The lead's connection breaks. Before its first takeover, the reserve
+  asks its server for the list of models.
 
 Times run from the failure to the next text. The text up to the failure is the lead's.
 

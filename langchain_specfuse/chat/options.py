@@ -352,7 +352,7 @@ FOREIGN: Mapping[str, Foreign] = {
         "llm.with_structured_output(schema)"
     ),
     "max_retries": Foreign(
-        "set it on a member; if that fails, the others finish. llm.with_retry() repeats answers",
+        "set it on a member; if one fails, the others finish. llm.with_retry() repeats answers",
         is_ignored=True,
     ),
     "api_key": Foreign(_KEYS, is_ignored=True),

@@ -119,7 +119,7 @@ class Passthrough:
         if is_other and (draft.parts or self._author):
             reasons = self._reasoning and not (self._has_answered or self._agreed)
             self._begin_reply(round.member)
-            self._reasoning = self._reasoning or reasons  # Anthropic needs that of the call
+            self._reasoning = self._reasoning or reasons  # Anthropic needs that before a call
             self._run = ""
             if not draft.parts:  # it is no chat model
                 self._clear()

@@ -24,7 +24,7 @@ SPELLING = {
 }
 """JSON has one spelling, so members cannot fill an answer with white space, and equal strings are
 equal text. llguidance (1.9) cannot allow ``\\/`` or ``\\u00f6``: its ``u`` means control characters
-alone. A server that guides itself may write them; they become the characters that they mean."""
+alone. A server's own guided decoding may write them; they become the characters that they mean."""
 _FENCE = re.compile(r"\A\s*```\w*\s")
 _FENCE_BEGUN = re.compile(r"\s*(?:`{0,2}|```\w*)")
 _STRINGS = re.compile(r'("(?:[^"\\]|\\.)*+(?:"|\\?\Z))', re.DOTALL)

@@ -242,8 +242,8 @@ class Answer:
         return answer if segments else answer.started()
 
     def limited_to(self, budget: int) -> Answer:
-        """The answer with another budget. What was written counts, and at least one more token may
-        follow."""
+        """The answer with another budget. What was written counts towards it, but at least one more
+        token may follow."""
         if budget == self.budget:
             return self
         left = budget - (self.budget - self.tokens_left)

@@ -19,8 +19,9 @@ from .values import Failure
 SHOWN = 300
 """At most this many characters of another program's error message are passed on."""
 REST_S, LONGEST_REST_S = 0.008, 0.05
-"""How long a stream collects what arrives, for each other stream that is read, and the most
-together: a chunk takes far more processor time than another token in it."""
+"""How long a stream collects what arrives before it hands that on: the first time for each other
+stream that is being read, the second at most. A chunk takes far more processor time than one more
+token in a chunk."""
 _THREAD = threading.local()
 
 

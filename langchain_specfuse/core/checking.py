@@ -167,8 +167,8 @@ class Checking:
 
     def job(self, job: DraftJob, name: str, panel: Panel, answer: Answer) -> DraftJob:
         """The job of this member: the usual one, unless a check has refused its last draft. A
-        provider's reply stays a stream, which is read no further than its next fault. It stays the
-        same stream, so what follows the fault is sampled too."""
+        provider writes a redraft as a stream, too, which is read up to its next fault. Later drafts
+        come from the same stream, so they are sampled like the redraft."""
         if not self._tries:
             return job
         streams = job.leads and panel.is_native(name)

@@ -85,10 +85,10 @@ class Member(Protocol):
     that is true. Each of its jobs then has a thread of its own, and ``draft`` and ``score`` are
     called with one job at a time; an attribute ``max_concurrency`` limits how many are under way.
     ``forget`` is called when no job of the query is under way. If nothing arrives from such a
-    member for a while (``core.call``), and another can take its place, it leaves the answer. An
-    attribute ``silence_s`` says how many seconds that may last before the first part of a reply,
-    and how many after it. A true ``is_owned`` prevents it: this program owns the member's process,
-    and notices its end.
+    member for a while (``core.call``), and another can take its place, it leaves the answer. The
+    attribute ``silence_s`` gives two limits in seconds: before the first part of a reply, and after
+    it. With a true ``is_owned`` there is no limit: this program owns the member's process, and
+    notices its end.
 
     A member whose ``stream`` writes the text that a constraint forces itself, because guided
     decoding begins with the answer, has a true ``guides``. Its stream begins before that text.

@@ -375,8 +375,8 @@ class Settings(Checked):
     )
     max_cost: Positive | None = Field(
         default=None,
-        description="start no request to chat models once an answer has cost this many dollars, "
-        "and close their streams; each needs a price",
+        description="start no request to chat models, and close their open streams, once an answer "
+        "has cost this many dollars; each chat model needs a price",
     )
     checks: Annotated[list[SkipValidation[Check]], BeforeValidator(as_checks)] = Field(
         default_factory=list,

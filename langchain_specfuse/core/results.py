@@ -78,8 +78,8 @@ def json_value(text: str) -> str | None:
 
 
 def calls_key(calls: Sequence[ToolCall]) -> tuple[Hashable, ...]:
-    """A key that is equal for the same calls with the same arguments. A provider returns them
-    beside its text, other members write them."""
+    """A key that is equal for the same calls with the same arguments, whether a provider has
+    returned them beside its text or a member has written them as text."""
     return tuple((call.name, json_value(call.arguments)) for call in calls)
 
 

@@ -257,8 +257,8 @@ def continued_by(
     *,
     leads: bool = True,
 ) -> Answer | None:
-    """The answer as this member goes on with it; None if it cannot. A provider enforces
-    ``max_tokens`` itself, in its own tokens; another member writes what is left of it."""
+    """The answer as this member continues it; None if it cannot. A provider enforces
+    ``max_tokens`` itself, in its own tokens; other members write what is left of ``max_tokens``."""
     native = panel.is_native(name)
     continued = answer.written_by(native=native, referee=referee)
     if continued is None or not leads:
@@ -267,8 +267,8 @@ def continued_by(
 
 
 def too_dear(names: Sequence[str], panel: Panel, budget: Budget) -> dict[str, Failure]:
-    """The failures of those members whose open streams are not read further, because the answer has
-    cost as much as it may."""
+    """The failures of the members whose open streams are read no further, because the answer has
+    cost ``max_cost``."""
     if budget.dollars > 0:
         return {}
     return {name: COSTS_TOO_MUCH for name in names if panel.is_native(name)}
@@ -446,7 +446,7 @@ def no_member_left(panel: Panel, answer: Answer, number: int) -> EnsembleError:
 
 
 def refuse_as_providers(clock: Clock, answer: Answer, number: int) -> None:
-    """Raise if the answer is refused by errors of providers alone."""
+    """Raise if all refusals are errors of providers, as the chat models themselves would."""
     if clock.denied.keys() < clock.refusals.keys():
         return
     gone = [
@@ -478,7 +478,7 @@ class Clock:
         self.refused: dict[str, Draft] = {}
         """member -> an empty draft with the parts of its refusal."""
         self.denied: dict[str, Failure] = {}
-        """member -> its refusal, if that is an error of its provider."""
+        """member -> its refusal, if its provider has sent that as an error."""
         self.seconds: dict[str, float] = {}
         self.efforts: dict[str, dict[str, Effort]] = {}
         self._since = time.perf_counter()

@@ -214,11 +214,11 @@ class Effort:
 class Budget:
     """What an answer may still cost in requests to billed members (``max_calls`` and ``max_cost``).
 
-    A member that would need a new request after that refuses a job: it leaves if the job was a
-    draft, and only misses the vote if it was a ballot. A member whose open stream matches the
-    agreed text continues that stream, unless the dollars are spent; then it is closed. Members that
-    cost no requests go on as before. Requests that start together are not stopped half-way, so an
-    answer may exceed a bound by those of one phase of a round.
+    Once it is spent, a member that would need a new request refuses the job: it leaves if the job
+    was a draft, and only misses the vote if it was a ballot. A member whose open stream matches the
+    agreed text continues that stream, unless the dollars are spent; then the stream is closed.
+    Members that cost no requests go on as before. Requests that start together are not stopped
+    half-way, so an answer may exceed a bound by those of one phase of a round.
 
     >>> budget = Budget.of(max_calls=2).after(Effort(requests=1))
     >>> budget.is_spent, budget.after(Effort(requests=1)).is_spent
@@ -233,7 +233,7 @@ class Budget:
         return cls(max_calls or math.inf, max_cost or math.inf)
 
     def after(self, effort: Effort) -> Budget:
-        """What is left of it."""
+        """What is left after this effort."""
         if not (effort.requests or effort.cost):
             return self
         return Budget(self.requests - effort.requests, self.dollars - effort.cost)
@@ -326,8 +326,8 @@ class DraftJob:
     :class:`PrefillPending` if there is more (0: only report it). None: read everything. A member
     without chunked prefill may ignore it."""
     budget: Budget = Budget()
-    """What the answer may still cost. A member that would have to start a request that is billed,
-    and must not, fails with ``BUDGET`` instead; others ignore it."""
+    """What the answer may still cost. If it is spent, a member that would have to start a request
+    that is billed fails with ``BUDGET`` instead; others ignore it."""
     excluded: tuple[int, ...] = ()
     """The draft may not begin with one of these tokens of the member's own, because a check refused
     the text that they begin. They are allowed again after the first token. A member whose probe
@@ -337,7 +337,8 @@ class DraftJob:
     """Whether the writer goes on to the end of the answer, because no vote and no redraft is under
     way. If the member has a method ``stream``, the job goes to that one."""
     replaceable: bool = False
-    """Whether another member can take over, so that a provider need not be asked for long."""
+    """Whether another member can take over, so that a provider that fails need not be asked again
+    and again."""
     logprobs: bool = False
     """Whether a ``stream`` must report log-probabilities, because the answer shows them. A
     ``draft`` reports them in any case, if the member knows them."""

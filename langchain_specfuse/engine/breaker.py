@@ -7,8 +7,8 @@ import time
 from dataclasses import dataclass
 
 PAUSE_S = 10.0
-"""How long a member pauses after a failure, if another one can take its place. To try again costs
-little if the failure comes fast, and the member is back soon after it works again."""
+"""How long a member pauses after a failure, if another one can take its place. Another try
+costs little if it fails fast, and a member that works again is soon back in use."""
 LONGEST_PAUSE_S = 300.0
 """The pause doubles with each further time-out, up to this: an answer waits for each of them."""
 FAILURES = frozenset({"error", "timeout", "nan", "denied", "not_found"})

@@ -19,7 +19,8 @@ from .calls import Task
 
 SILENCE_S, FIRST_SILENCE_S = 30.0, 120.0
 """How long nothing may arrive from a lead with a reserve, and how long its first token may take,
-unless the member says it (``silence_s``): a cold server or a long prompt needs more time."""
+because a cold server or a long prompt needs more time. A member's own ``silence_s`` replaces
+both."""
 LOADS_S = 600.0
 """How long an answer waits for a member in reserve that is being loaded."""
 

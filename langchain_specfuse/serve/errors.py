@@ -56,7 +56,7 @@ def invalid(
 
 def api_error(error: BaseException) -> ApiError:
     """The error response for an exception. A member's own message is left out, because it may quote
-    a question or a path, unless it says why a provider refuses the question."""
+    a question or a path; only a provider's reason to refuse the question is passed on."""
     message = str(error)
     if isinstance(error, ApiError):
         return error

@@ -45,8 +45,8 @@ SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "see
 HOSTED = ("reasoning_effort", "verbosity")
 """Options for chat models only. Where no member is one, they have no effect."""
 OPENAI = ("user", "service_tier", "prompt_cache_key")
-"""Options for OpenAI's chat models. Others refuse them, so where a member is another chat model,
-they have no effect."""
+"""Options for OpenAI's chat models. Other chat models refuse them, so they have no effect if one of
+those is a member."""
 OPTIONS = (*SAMPLING, "stop", "logprobs", *HOSTED, *OPENAI, *FORMATS)
 """Options of the chat model that a client may choose."""
 BUDGETS = ("max_output_tokens", "max_completion_tokens", "max_tokens")

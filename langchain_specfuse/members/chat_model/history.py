@@ -1,7 +1,8 @@
-"""Earlier answers of a conversation, without what their provider takes back from itself alone.
+"""Earlier answers of a conversation, without the parts that a provider would refuse.
 
-What a member replies goes back to it as it came. But several members may have written an answer,
-or another one than is asked now, and a provider does not know what it has not sent.
+A member gets its own replies back as they came. But an answer may come from several members, or
+from another member than the one that is asked now, and a provider refuses what refers to something
+that it has not sent.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ def _is_reasoning(block: Any) -> bool:
 
 
 def _is_unsigned(block: Any) -> bool:
-    """Whether this is reasoning of Claude that broke off: another member answered, and Anthropic
-    refuses it. https://platform.claude.com/docs/en/build-with-claude/extended-thinking"""
+    """Whether this is reasoning of Claude that broke off, so that it has no signature. Anthropic
+    refuses such reasoning.
+    https://platform.claude.com/docs/en/build-with-claude/extended-thinking"""
     if not _is_reasoning(block):
         return False
     return not (block.get("signature") or (block.get("extras") or {}).get("signature"))

@@ -74,7 +74,7 @@ class Reply:
         self._begun = False
         """Whether the text has begun. Reasoning may come before it."""
         self._length = 0
-        """The characters that have arrived."""
+        """How many characters of text have arrived."""
         self._held = ""
         """Text that may belong to the reasoning."""
         self._finish = ""

@@ -17,13 +17,14 @@ from ..network import status_of
 LONGEST_S = 5.0
 """A reserve answers if a provider asks its clients to wait for longer."""
 _RESETS = {"ReadError", "WriteError", "RemoteProtocolError", "ConnectionResetError"}
-"""Errors of httpx and Python whose connection was there and has broken. The connection of a client
-that was not used for a while breaks when its next request is sent."""
+"""Errors of httpx and Python for a connection that was open and has broken. An idle connection may
+turn out to be broken only when the next request is sent on it."""
 
 
 def asked_once(model: BaseChatModel) -> BaseChatModel:
     """The chat model with a client that repeats no request, and with the same connections. Classes
-    other than those of langchain-openai and langchain-anthropic have no such client."""
+    other than those of langchain-openai and langchain-anthropic have no such client, and stay as
+    they are."""
     for name in ("root_client", "_client"):
         client: Any = getattr(model, name, None)
         if hasattr(client, "with_options"):
@@ -50,7 +51,7 @@ def pause_before_retry(error: BaseException | None) -> float | None:
     headers = getattr(getattr(error, "response", None), "headers", {})
     try:
         seconds = float(headers["retry-after"])
-    except (KeyError, ValueError):  # the latter for a date
+    except (KeyError, ValueError):  # no header, or a date
         return None if status == 429 else 0.0
     return max(seconds, 0.0) if seconds <= LONGEST_S else None
 

@@ -19,7 +19,7 @@ from ...core.values import Sampling
 SILENCE_S = 10.0
 """How long nothing may arrive from a provider whose chat model streams."""
 LONG_SILENCE_S = 120.0
-"""The same, if the model reasons unseen or its reply arrives in one piece."""
+"""How long nothing may arrive if the model reasons unseen or its reply comes in one piece."""
 _LOCAL = ("ollama", "llamacpp")
 """Providers whose models are loaded on demand, or read long prompts on a small machine. Ollama
 unloads a model after five minutes. https://github.com/ollama/ollama/blob/main/docs/faq.md"""

@@ -60,7 +60,7 @@ class OpenStream:
     price: Sequence[float] = (0.0, 0.0)
     """Dollars per million input tokens and per million output tokens."""
     rest_s: Callable[[], float] = lambda: 0.0
-    """For how long parts are collected, after the first text, before they are handed on."""
+    """How long parts after the first text are collected before they are handed on."""
     text: str = ""
     """What was read so far."""
     finish: str = ""
@@ -85,9 +85,9 @@ class OpenStream:
         self._count = WordCount()
         self._is_cancelled = False
         self._failure: MemberError | None = None
-        """Why no more can be read, if that came after text."""
+        """An error that came after text. It is raised once that text is handed on."""
         self._begun = 0
-        """How many words :meth:`begin` has read, and no draft has reported."""
+        """How many words :meth:`begin` has read that no draft has reported yet."""
 
     @property
     def words(self) -> int:
