@@ -130,6 +130,8 @@ BY_HAND = [
         " Red light passes the air, so sunsets are red.",
     ),
     ('She asked: "', 'Sure, why not?" he said.', "instruct", 'Sure, why not?" he said.'),
+    ("Hello! 👋", "How can I help?", "prefill", " How can I help?"),
+    ("Well done!", "🎉 See you soon.", "instruct", " 🎉 See you soon."),
     ("# Colours", "\n\nThe sky is blue.", "prefill", "\n\nThe sky is blue."),
     (WHOLE, "\n\nSmoke does so, too.", "prefill", "\n\nSmoke does so, too."),
     (

@@ -8,6 +8,7 @@ first words are held until this is decided. :class:`Opening` has the rule.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import takewhile, zip_longest
@@ -209,7 +210,7 @@ class Opening:
         line = self._line
         if "\n" in self._white or _ITEM.match(line) or _SENTENCE_END.search(line):
             return False
-        if _is_marker(line):
+        if _is_marker(line) or _is_emoji(line[-1:]):
             return False
         opens_quote = line.endswith('"') and _is_quoting(line)
         return not opens_quote and not line.endswith(("“", "„", "«", "‘", *OPENING))
@@ -407,14 +408,24 @@ def _runs_together(text: str, reply: str) -> bool:
 
     >>> [_runs_together('["Ann"', reply) for reply in ("]", ",", "and")]
     [False, False, True]
+    >>> _runs_together("soon", "👋"), _runs_together("👋", "Bye"), _runs_together("再见", "👋")
+    (True, True, False)
     >>> _runs_together('["', 'Ann"]'), _runs_together('["Ann', '"]'), _runs_together('"Ann"', "is")
     (False, False, True)
     """
-    if not text or not reply or reply[0].isspace() or is_safe(text + reply, len(text)):
+    if not text or not reply or reply[0].isspace():
+        return False
+    # Spaces are beside emoji, except in scripts without spaces.
+    left, right = ("a" if _is_emoji(side) else side for side in (text[-1], reply[0]))
+    if is_safe(left + right, 1):
         return False
     if text[-1] in OPENING or reply[0] in CLOSING:
         return False
     return not (_is_quoting(text) and '"' in (text[-1], reply[0]))
+
+
+def _is_emoji(sign: str) -> bool:
+    return sign == "\ufe0f" or (sign != "" and unicodedata.category(sign) == "So")
 
 
 def _is_quoting(text: str) -> bool:
