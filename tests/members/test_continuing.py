@@ -93,6 +93,12 @@ QWEN = [
         "instruct",
         "\n- Use energy-efficient appliances",
     ),
+    (
+        "| City | Country |\n|------|---------|\n| Paris | France |",
+        "| London | England |",
+        "instruct",
+        "\n| London | England |",
+    ),
     (  # the text has the item's mark already
         "1. Turn off the lights when you leave.\n2. Use LED bulbs at home.\n3.",
         "4. Use energy-efficient appliances.",

@@ -399,7 +399,8 @@ def joined(text: str, reply: str) -> str:
     last_line = text.rpartition("\n")[2]
     begins_code = last_line.lstrip().startswith("```")
     begins_item = _ITEM.match(last_line) and _LINE.match(reply)
-    begins_line = begins_code or begins_item or reply.startswith("```")
+    begins_row = text.endswith("|") and reply.startswith("|")
+    begins_line = begins_code or begins_item or begins_row or reply.startswith("```")
     return ("\n" if begins_line else " ") + reply
 
 
