@@ -235,17 +235,14 @@ def umlauts(text: str) -> list[int]:
     return [int(word.split("ö")[1]) for word in text.split()]
 
 
-@pytest.mark.parametrize("length", [1, 4, 64])
 @pytest.mark.parametrize(
     ("how", "after"),
     [("cut", 0), ("cut", 7), ("hang", 7), ("500", 0), ("429", 0), ("401", 0)],
 )
-def test_a_provider_that_breaks_off_is_replaced_in_mid_sentence(hosted, how, after, length):
+def test_a_provider_that_breaks_off_is_replaced_in_mid_sentence(hosted, how, after):
     (first, failing), (second, other) = hosted("a", fails_after=after, how=how), hosted("b")
     limit = 1.0 if how == "hang" else None
-    llm = SpecFuseChatModel(
-        members=[first, second], segment_tokens=length, member_timeout=limit, max_tokens=200
-    )
+    llm = SpecFuseChatModel(members=[first, second], member_timeout=limit, max_tokens=200)
     chunks = list(llm.stream("Count."))
     text = "".join(chunk.text for chunk in chunks)
     assert umlauts(text) == list(range(24))
@@ -395,9 +392,8 @@ def streamed_object(booker: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("schema", SCHEMAS, ids=BROKEN_OFF)
-@pytest.mark.parametrize("length", [1, 64])
 @pytest.mark.parametrize("fails_after", [1, 4, 9, 14])
-@pytest.mark.parametrize("by", ["provider", "member"])
+@pytest.mark.parametrize(("by", "length"), [("provider", 4), ("member", 1), ("member", 64)])
 def test_an_object_that_broke_off_is_begun_anew_if_nothing_of_it_was_shown(
     hosted, fails_after, length, schema, by
 ):
@@ -498,9 +494,8 @@ def test_an_object_that_breaks_off_without_a_reserve_is_an_error_that_says_so(ho
         booker.invoke("Book.")
 
 
-@pytest.mark.parametrize("length", [1, 4, 64])
 @pytest.mark.parametrize("fails_after", range(0, 25, 2))
-def test_a_chat_model_writes_the_object_or_the_call_that_another_one_began(fails_after, length):
+def test_a_chat_model_writes_the_object_or_the_call_that_another_one_began(fails_after):
     def members(reply: Any) -> list[ChatModelMember]:
         models = [
             CallingModel(replies=[reply], fails_after=fails_after, asked=[]),
@@ -508,14 +503,14 @@ def test_a_chat_model_writes_the_object_or_the_call_that_another_one_began(fails
         ]
         return [ChatModelMember(model, name=name) for model, name in zip(models, "ab", strict=True)]
 
-    llm = SpecFuseChatModel(members=members(BOOKED), segment_tokens=length)
+    llm = SpecFuseChatModel(members=members(BOOKED))
     assert llm.with_structured_output(Booking).invoke("Book.").model_dump() == CALL
-    llm = SpecFuseChatModel(members=members(BOOKED), segment_tokens=length)
+    llm = SpecFuseChatModel(members=members(BOOKED))
     streamed = streamed_object(llm.with_structured_output(Booking, include_raw=True))
     assert streamed["parsed"].model_dump() == CALL and streamed["raw"].text == BOOKED
 
     pair = members(call_of("book", "I book it.", **CALL))
-    llm = SpecFuseChatModel(members=pair, segment_tokens=length)
+    llm = SpecFuseChatModel(members=pair)
     message = joined(list(llm.bind_tools([book]).stream("Book.")))
     (call,) = message.tool_calls
     assert call["args"] == CALL and message.invalid_tool_calls == []
