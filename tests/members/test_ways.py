@@ -364,9 +364,9 @@ Manner: TypeAlias = Literal["continues", "refuses", "over", "opener", "words"]
 MANNERS: list[Manner] = ["continues", "refuses", "over", "opener", "words"]
 
 
-def behaving(manner: Manner, rng: random.Random) -> Callable[[Any], Reply]:
+def behaving(manner: Manner, rng: random.Random, **cut: Any) -> Callable[[Any], Reply]:
     """A reserve that continues in the way that it is asked, refuses the first way, or starts over:
-    exactly, after an opener, or in other words."""
+    exactly, after an opener, or in other words. ``cut``: where its replies break off."""
 
     def reply(body: Any) -> Reply:
         is_last = last_of(body)["role"] == "assistant"
@@ -380,7 +380,7 @@ def behaving(manner: Manner, rng: random.Random) -> Callable[[Any], Reply]:
             text = f"Of course! Here is the whole text:\n\n{WHOLE}"
         elif begun and manner == "words":
             text = OTHER_WORDS
-        return Reply([Text(*in_pieces(text, rng.choice([1, 4, 9, 99])))])
+        return Reply([Text(*in_pieces(text, rng.choice([1, 4, 9, 99])))], **cut)
 
     return reply
 
@@ -388,7 +388,7 @@ def behaving(manner: Manner, rng: random.Random) -> Callable[[Any], Reply]:
 @pytest.fixture(scope="module")
 def cut_servers() -> Iterator[dict[Kind, list[FakeProvider]]]:
     kinds: list[Kind] = ["openai", "responses", "anthropic", "mistral"]
-    made = {kind: [FakeProvider(kind) for _ in range(2)] for kind in kinds}
+    made = {kind: [FakeProvider(kind) for _ in range(3)] for kind in kinds}
     yield made
     for server in itertools.chain(*made.values()):
         server.stop()
@@ -424,3 +424,25 @@ def test_a_cut_at_any_byte_loses_and_repeats_nothing(cut_servers: Any, seed: int
         # What was shown may be the beginning of both.
         wholes = (WHOLE, OTHER_WORDS) if manner == "words" else (WHOLE,)
         assert text in wholes, (seed, number, first, second, manner, cut)
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 20))]
+)
+def test_a_cut_of_the_lead_and_of_its_reserve_loses_and_repeats_nothing(
+    cut_servers: Any, seed: int
+) -> None:
+    """Also if the reserve dies while its first words are held."""
+    rng = random.Random(seed)
+    for number in range(10):
+        kinds = [rng.choice(list(cut_servers)) for _ in range(3)]
+        servers = [cut_servers[kind][place] for place, kind in enumerate(kinds)]
+        for server, manner in zip(servers[:2], ("continues", rng.choice(MANNERS[:4])), strict=True):
+            cut, is_reset = rng.randrange(5000), rng.random() < 0.5
+            server.begin(behaving(manner, rng, cut_bytes=cut, is_reset=is_reset))  # type: ignore[arg-type]
+        servers[2].begin(behaving(rng.choice(MANNERS[:4]), rng))
+        members = [
+            chat_model(kind, server.url) for kind, server in zip(kinds, servers, strict=True)
+        ]
+        chunks = SpecFuseChatModel(members=members).stream("Zürich?")
+        assert "".join(chunk.text for chunk in chunks) == WHOLE, (seed, number, kinds)

@@ -175,6 +175,7 @@ class Reply:
                 self._finish, self._reason = finish_of(reason), reason
         text, thought = str(chunk.text), ""
         self._length += len(text)
+        is_silent = not text and bool(chunk.content)
         if chunk.additional_kwargs or not isinstance(chunk.content, str):
             thought = _thought_in(chunk)
             refusal = refusal_in(chunk)
@@ -191,7 +192,6 @@ class Reply:
         if not self._begun:
             text, thought = self._split(text, thought)
         self._quiet.append(chunk)
-        is_silent = not text and bool(chunk.content)
         if not text and not thought and not usage and not is_silent:
             return None
         chunks, self._quiet = tuple(self._quiet), []
