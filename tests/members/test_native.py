@@ -540,6 +540,15 @@ async def test_usage_is_none_where_the_provider_reports_none(beside: Any) -> Non
     assert found.usage_metadata is None
 
 
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+async def test_invoke_reports_usage_as_openais_chat_model_does(beside: Any, way: str) -> None:
+    """It asks another server for the usage of a stream only if ``stream_usage`` is set."""
+    both = beside("openai", Reply([Text(*STORY)]), stream_usage=None)
+    found = await answered(both.led, "Why?", way)
+    assert found.usage_metadata["total_tokens"] == 35
+    assert both.lead_server.asked[0]["stream_options"] == {"include_usage": True}
+
+
 @pytest.mark.parametrize("way", ["invoke", "stream"])
 @pytest.mark.parametrize("kind", KINDS)
 async def test_usage_of_a_stream_that_we_close_is_an_estimate(

@@ -104,6 +104,10 @@ class Reply:
         fields = type(self._model).model_fields
         options = {_name_in(fields, name): value for name, value in options.items()}
         own = {name: value for name, value in options.items() if name in fields}
+        if is_whole and getattr(self._model, "stream_usage", False) is None:
+            # ChatOpenAI then leaves usage out of the streams of other servers, but no reply that is
+            # not streamed is without it.
+            own["stream_usage"] = True
         rest = {name: value for name, value in options.items() if name not in fields}
         model = self._model.model_copy(update=own) if own else self._model
         with tracing_context(enabled=False):  # the round's own spans show what members do
