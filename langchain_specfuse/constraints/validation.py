@@ -1,8 +1,4 @@
-"""Check finished values against their JSON schema, with ``jsonschema``.
-
-The extra ``langchain-specfuse[structured]`` installs it, and it is imported when it is first
-needed.
-"""
+"""Check finished values against their JSON schema, with ``jsonschema``."""
 
 from __future__ import annotations
 
@@ -11,9 +7,10 @@ import re
 from collections.abc import Iterator
 from fractions import Fraction
 from functools import lru_cache
+from importlib import import_module
 from typing import Any
 
-from ..errors import UsageError, advised, imported
+from ..errors import UsageError, advised
 
 DRAFTS = ("Draft202012Validator", "Draft7Validator", "Draft4Validator")
 """If a schema does not name its draft, the first of these in which it is valid is used."""
@@ -48,7 +45,7 @@ def refuse_invalid(schema: Any, where: str) -> None:
 
 
 def _library() -> Any:
-    return imported("jsonschema", "a schema", "structured")
+    return import_module("jsonschema")  # not before it is needed: it reads files
 
 
 @lru_cache(maxsize=256)
@@ -56,9 +53,7 @@ def _judge(schema: str) -> Any:
     read = json.loads(schema)
     draft = _library().validators.extend(_draft(read)[0], {"multipleOf": _multiple_of})
     # With the default registry, references to other hosts would be fetched.
-    return draft(
-        read, registry=imported("jsonschema_specifications", "a schema", "structured").REGISTRY
-    )
+    return draft(read, registry=import_module("jsonschema_specifications").REGISTRY)
 
 
 def _draft(schema: Any) -> tuple[Any, Any]:
