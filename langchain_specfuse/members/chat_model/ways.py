@@ -44,8 +44,8 @@ class Ways:
     """How the models of a provider continue a text, the best way first."""
 
     provider: str
-    """LangChain's name of the provider (``ls_provider``). Of a server behind ChatOpenAI, the owner
-    in its list of models (``/v1/models``)."""
+    """LangChain's name of the provider (``ls_provider``). Of a server behind ChatOpenAI, what its
+    list of models (``/v1/models``) says of the owner."""
     ways: Sequence[Way]
     source: str
     """What says so."""
@@ -67,15 +67,29 @@ WAYS: Sequence[Ways] = (
         "https://platform.claude.com/docs/en/about-claude/models/migration-guide",
     ),
     Ways("ollama", ("prefill", "instruct"), "https://github.com/ollama/ollama/issues/6778"),
-    Ways("library", ("prefill", "instruct"), "Ollama's server, as above"),
+    Ways("owned_by=library", ("prefill", "instruct"), "Ollama's server, as above"),
     Ways(
-        "llamacpp",
+        # Not ChatLlamaCpp: llama-cpp-python ends an assistant message
+        # (https://github.com/JamePeng/llama-cpp-python/issues/97).
+        "owned_by=llamacpp",
         ("prefill", "instruct"),
         "https://github.com/ggml-org/llama.cpp/tree/master/tools/server (--prefill-assistant)",
     ),
-    Ways("organization_owner", ("prefill", "instruct"), "LM Studio's server, with llama.cpp"),
-    Ways("vllm", ("open_message", "instruct"), "https://github.com/vllm-project/vllm/pull/8942"),
-    Ways("sglang", ("open_message", "instruct"), "https://github.com/sgl-project/sglang/pull/4226"),
+    Ways(
+        "owned_by=organization_owner",
+        ("prefill", "instruct"),
+        "LM Studio's server, with llama.cpp",
+    ),
+    Ways(
+        "owned_by=vllm",
+        ("open_message", "instruct"),
+        "https://github.com/vllm-project/vllm/pull/8942",
+    ),
+    Ways(
+        "owned_by=sglang",
+        ("open_message", "instruct"),
+        "https://github.com/sgl-project/sglang/pull/4226",
+    ),
     Ways(
         "openai",
         ("instruct",),
@@ -98,7 +112,7 @@ def ways_of(model: BaseChatModel) -> list[Way]:
     """
     provider = str(model._get_ls_params().get("ls_provider"))
     if provider == "openai":
-        owner = _owner_of(model)
+        owner = f"owned_by={_owner_of(model)}"
         provider = owner if owner in _WAYS else provider
     ways = list(_WAYS.get(provider, OTHERS))
     if provider == "deepseek" and not _address_of(model).rstrip("/").endswith("/beta"):
