@@ -131,6 +131,8 @@ class Checking:
         """How far the answer has been verified, or kept at a cut."""
         self._others_asked = False
         """Whether the members that had not been asked have been asked at this place."""
+        self.is_handed_over = False
+        """Whether they write the rest of the answer, because the refused draft added no word."""
         self._only: tuple[str, ...] | None = None
         """The members that draft next; None for the usual ones."""
         self._length: int | None = None
@@ -414,6 +416,7 @@ class Checking:
         is_new = self._makes_progress(fault, cut, item.marks)
         self._exclude(item, cut, fault, panel)
         if not is_new and self._attempts > self._settings.redrafts:
+            self.is_handed_over = not item.after.text[cut:].strip()
             if not self._ask_others(panel, written):
                 if self._settings.on_failure == "end":
                     answer, _ = self._kept(item, cut)

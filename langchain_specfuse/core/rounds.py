@@ -243,7 +243,8 @@ def call_for_drafts(
         reply = replies.get(name)
         if isinstance(reply, Draft):
             drafts[name] = legal_part(reply, answer)
-    if led and drafts and (panel.lead is None or panel.lead in clock.refusals):
+    is_replaced = panel.lead is None or panel.lead in clock.refusals or checking.is_handed_over
+    if led and drafts and is_replaced:
         panel = replace(panel, lead=next(iter(drafts)))
     return panel, answer, drafts
 

@@ -602,6 +602,28 @@ def test_a_reserve_writes_where_no_redraft_of_the_lead_passes():
     assert members[1].draft_calls >= 1
 
 
+@pytest.mark.parametrize("spare", ["hosted", "local"])
+def test_a_reserve_writes_all_of_an_answer_to_which_the_lead_adds_nothing(spare):
+    """As docs/how-to/survive-a-failure.md advises against empty replies. A user got the reserve's
+    first words alone: the lead, asked to continue them, was empty again, and ended the answer."""
+    lead = FailingModel(called="a", words=0, asked=[])
+    reserve = FailingModel(called="b", asked=[])
+    members = [ChatModelMember(lead, name="a"), ChatModelMember(reserve, name="b")]
+    if spare == "local":
+        members[1] = ScriptedMember(" ".join(f"b{number}" for number in range(WORDS)), name="b")
+    llm = SpecFuseChatModel(
+        members=members,
+        lead="a",
+        segment_tokens=4,
+        checks=[lambda text: None if text.strip() else "is empty"],
+        redrafts=1,
+    )
+    for message in (llm.invoke("Count."), joined(list(llm.stream("Count.")))):
+        assert numbers(message.text) == list(range(WORDS)) and writers(message.text) == "b"
+        assert message.response_metadata["finish_reason"] == "stop"
+    assert len(lead.asked) == 2 * 2 and len(reserve.asked) == (2 if spare == "hosted" else 0)
+
+
 def test_a_reserve_sends_no_request_once_the_budget_is_spent():
     first, second = failing_members((9, "raise"), (None, ""))
     llm = SpecFuseChatModel(members=[first, second], segment_tokens=4, max_calls=1)
