@@ -24,6 +24,7 @@ from typing import Any, NoReturn, TextIO
 from langchain_core.messages import HumanMessage, SystemMessage
 
 from .._version import __version__
+from ..chat.errors import langchain_errors
 from ..chat.messages import refuse_broken
 from ..chat.options import Call
 from ..chat.question import Question
@@ -228,7 +229,7 @@ def show_answer(
     names = list(question.ensemble.members)
     trace = Trace(question=str(question.messages[-1].text), members=names)
     try:
-        with closing(rounds):  # type: ignore[type-var]
+        with closing(rounds), langchain_errors():  # type: ignore[type-var]
             _show(_traced(rounds, trace), arguments, names, out)
     except KeyboardInterrupt:
         trace.error = "interrupted"

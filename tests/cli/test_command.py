@@ -153,6 +153,26 @@ def test_the_command_says_which_settings_of_the_lead_look_wrong(ask, more, caplo
         assert json.loads(out.splitlines()[0])["left"][0]["kind"] == "denied"
 
 
+def test_an_error_shows_the_advice_about_each_member_that_failed(ask):
+    """With the wrong key of one provider and an unknown model of another, a user saw only what to do
+    about the key."""
+    servers = [FailingServer("a", fails_after=0, how=status) for status in ("401", "404")]
+    by = [
+        ChatModelMember(
+            ChatOpenAI(model="m", base_url=server.url, api_key="none", max_retries=0), name=name
+        )
+        for name, server in zip(("first", "second"), servers, strict=True)
+    ]
+    try:
+        code, out, err = ask("Why?", by=by)
+    finally:
+        for server in servers:
+            server.stop()
+    assert (code, out) == (FAILED, "")
+    assert "first (denied)" in err and "second (not_found)" in err
+    assert "OPENAI_API_KEY" in err and "-> second: check the model's name" in err
+
+
 def test_flags_reach_the_members(ask):
     jobs: list[DraftJob] = []
 
