@@ -221,8 +221,8 @@ def test_nobody_else_has_a_limit_of_silence(short, own):
         members.pop()
     elif own == "in process":
         lacking = ScriptedMember(BLUE, name="a")
-        drafted = lacking.draft
-        lacking.draft = lambda jobs: (time.sleep(0.5), drafted(jobs))[1]
+        drafted, pauses = lacking.draft, iter([0.5, 0.3])
+        lacking.draft = lambda jobs: (time.sleep(next(pauses, 0)), drafted(jobs))[1]
         members[0] = lacking
     else:
         setattr(member, own, True)
