@@ -132,7 +132,8 @@ class Checking:
         self._others_asked = False
         """Whether the members that had not been asked have been asked at this place."""
         self.is_handed_over = False
-        """Whether they write the rest of the answer, because the refused draft added no word."""
+        """Whether these members write the rest of the answer, because the refused draft added no
+        word."""
         self._only: tuple[str, ...] | None = None
         """The members that draft next; None for the usual ones."""
         self._length: int | None = None

@@ -22,10 +22,10 @@ from .words import words_of
 TAIL = 12
 """Fewer repeated characters than this do not count as a repetition of the text's end."""
 SAME_WORDS = 3
-"""A reply that begins with as many of the text's first words has started over."""
+"""A reply that begins with this many of the text's first words has started over."""
 SEEN, SHARED = 6, 4
-"""So many of a reply's first long words are compared with those of the text's beginning; if so many
-of them are the same, in this order, the reply has started over in other words."""
+"""How many of a reply's first long words are compared with those of the text's beginning, and how
+many of them must be the same, in the same order, if the reply has started over in other words."""
 BEGINNING = 40
 """How many words the beginning of a text has."""
 OPENING, CLOSING = "([{", ".,;:!?)]}"
@@ -68,8 +68,8 @@ class Opening:
     **The rule.** The first of these that fits decides:
 
     1. The reply begins with exactly the whole text, white space aside: it has started over, and
-       what follows the text goes out. This is so at any length of the text, unless the text only
-       repeats itself, such as "ha ha ha" or equal rows: then the reply goes on with that.
+       what follows the text goes out. The length of the text does not matter. But if the text only
+       repeats itself, as "ha ha ha" or equal rows do, the reply continues the repetition.
     2. Where a message has asked for the rest, the reply begins with the end of the text, at least
        12 characters of it: that end is dropped, unless the text contains it twice. A reply that
        repeats the text or its end, adds nothing, and stops in the middle of a sentence, has started
@@ -84,15 +84,15 @@ class Opening:
        has started over, in other words from there on.
     6. Of the first six long words of the reply, four are among the first long words of the text, in
        the same order, but its first three words are not in the text: it has started over in other
-       words. A list item or a row may be like the first one.
+       words. List items and rows are excepted: they may be like the first one.
     7. Everything else is a continuation. It goes out with the white space that belongs there.
 
     Openers ("Sure, ...", "Of course! Here is the continuation:") are set aside before anything is
     compared, and are left out where a message has asked for the rest; but "Of course, ..." after a
     complete sentence stays if the reply is a continuation.
 
-    What it cannot see: a reply in other words that shares neither its first word nor its long words
-    with the text. It goes out as a continuation.
+    The rule overlooks a reply in other words that shares neither its first word nor its long words
+    with the text. Such a reply goes out as a continuation.
 
     >>> def read(text, reply, **options):
     ...     try:
@@ -136,7 +136,7 @@ class Opening:
         self._opener: int | None = None
 
     def add(self, text: str, *, is_over: bool = False) -> str | None:
-        """What goes out of the reply so far, which this text continues; None if that is not
+        """What goes out of the reply, now that this text is added to it; None if that is not
         decided yet. Raises :class:`Restarted`. ``is_over``: the reply has ended."""
         self._reply += text
         reply = self._reply
@@ -292,7 +292,7 @@ class _Whole:
 
     def end_in(self, reply: str, is_over: bool) -> int | None:
         """Where the text ends in this reply, white space aside; 0 if the reply does not begin with
-        it, None if that is open. Replies grow, and only what is new is read."""
+        it, None if that is not decided yet. Replies grow, and only what is new is read."""
         for at in range(self._known, len(reply)):
             if reply[at].isspace():
                 continue

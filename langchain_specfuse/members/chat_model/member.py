@@ -295,7 +295,7 @@ class ChatModelMember:
             stream.close()
 
     def unload(self) -> None:
-        """Cancel everything in progress, and forget what its provider has refused."""
+        """Cancel everything in progress, and forget which ways its provider has refused."""
         for query_id in [*self._streams, *self._refusals]:
             self.forget(query_id)
         self._ways = None
@@ -580,7 +580,7 @@ def _is_refused_form(error: MemberError) -> bool:
 
 
 def _held(parts: Iterator[StreamPart], opening: Opening) -> Iterator[StreamPart]:
-    """The parts of a reply, its first words as soon as it is decided what they are."""
+    """The parts of a reply. Its first words are held until ``opening`` decides what they are."""
     reply = ""
     least: float | None = None
     chunks: list[Any] = []
@@ -608,8 +608,9 @@ def _held(parts: Iterator[StreamPart], opening: Opening) -> Iterator[StreamPart]
 
 
 def _begun(messages: Sequence[BaseMessage], answer: str) -> tuple[Sequence[BaseMessage], list[str]]:
-    """The messages before the answer, and its text. If the conversation ends with an assistant
-    message, the caller has begun it; the text is known with and without that."""
+    """The messages before the answer, and the answer's text. If the conversation ends with an
+    assistant message, the caller has begun the answer with it; then the text comes twice, with that
+    message and without."""
     last = messages[-1] if messages else None
     if not isinstance(last, AIMessage) or last.tool_calls or not last.text:
         return messages, [answer]

@@ -33,14 +33,15 @@ def is_of_rest(opener: str) -> bool:
 
 
 def opener_is_said(opener: str) -> bool:
-    """Whether an opener is said to the one who asked, and cannot be a part of the text, as in
-    "Of course, ..." it can."""
+    """Whether an opener addresses the one who asked, so that it cannot be a part of the text.
+    "Of course," can be one."""
     is_said = "!" in opener or opener.rstrip().endswith(":")
     return is_said or _IS_OPENER.search(opener) is not None
 
 
 def opener(reply: str) -> int | None:
-    """The length of the opener that a reply begins with; 0 if it has none, None if that is open.
+    """The length of the opener that a reply begins with; 0 if it has none, None if that is not
+    decided yet.
 
     >>> [opener(reply) for reply in ("Of course! Blue", "Blue is", "Of cou", "Sure, blue")]
     [11, 0, None, 6]

@@ -105,8 +105,8 @@ class Reply:
         options = {_name_in(fields, name): value for name, value in options.items()}
         own = {name: value for name, value in options.items() if name in fields}
         if is_whole and getattr(self._model, "stream_usage", False) is None:
-            # ChatOpenAI then leaves usage out of the streams of other servers, but no reply that is
-            # not streamed is without it.
+            # By default, ChatOpenAI asks only OpenAI's own server for the usage of a stream, but
+            # every reply that is not streamed has it.
             own["stream_usage"] = True
         rest = {name: value for name, value in options.items() if name not in fields}
         model = self._model.model_copy(update=own) if own else self._model

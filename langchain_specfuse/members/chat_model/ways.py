@@ -1,4 +1,5 @@
-"""How a chat model is asked to continue a text: by its provider, with the source of each row."""
+"""How a chat model is asked to continue a text. This depends on its provider; each row of the table
+names its source."""
 
 from __future__ import annotations
 
@@ -44,8 +45,8 @@ class Ways:
     """How the models of a provider continue a text, the best way first."""
 
     provider: str
-    """LangChain's name of the provider (``ls_provider``). Of a server behind ChatOpenAI, what its
-    list of models (``/v1/models``) says of the owner."""
+    """LangChain's name of the provider (``ls_provider``); for a server behind ChatOpenAI,
+    ``owned_by=`` and the owner in its list of models (``/v1/models``)."""
     ways: Sequence[Way]
     source: str
     """What says so."""
@@ -98,8 +99,8 @@ WAYS: Sequence[Ways] = (
     Ways("azure", ("instruct",), "as OpenAI"),
 )
 OTHERS: Sequence[Way] = ("instruct", "prefill")
-"""Of any other provider. All models follow instructions; an assistant message at the end is
-continued by some, answered by others, and refused by the rest."""
+"""The ways of any other provider. All models follow instructions; an assistant message at the end
+is continued by some, answered by others, and refused by the rest."""
 _WAYS = {row.provider: row.ways for row in WAYS}
 
 
@@ -126,8 +127,8 @@ def _address_of(model: BaseChatModel) -> str:
 
 
 def _owner_of(model: BaseChatModel) -> str:
-    """Who owns the model, as a server behind ChatOpenAI lists it; empty if it does not say. vLLM
-    cannot be told from others by its replies, but it names itself there."""
+    """Who owns the model, as a server behind ChatOpenAI lists it; empty if it does not say. The
+    replies of vLLM are like those of other servers, but its list names it."""
     address = _address_of(model)
     is_openais = "api.openai.com" in address
     if not address or is_openais or getattr(model, "use_responses_api", None):
