@@ -158,6 +158,7 @@ BY_HAND = [
     ("The method returns the", "\nmodule or an error.", "prefill", "\nmodule or an error."),
     ("- a\n-", "The other one.", "instruct", " The other one."),
     ('{"city": "Paris", ', '"degrees": 21}', "instruct", '"degrees": 21}'),
+    ('{"city": "Paris", "sun": ', '{"hours": 7}}', "instruct", '{"hours": 7}}'),
     ("天空是", "蓝色的。", "instruct", "蓝色的。"),
     (
         "天空之所以是蓝色的,是因为空气分子对短波长的光散射得更强。瑞利勋爵解释了这一现象。紫",
@@ -191,6 +192,8 @@ BY_HAND = [
     ("Der Himmel ist blau, weil", "Die Luft streut blaues Licht.", "instruct", OVER),
     ("天空看起来是蓝色的，因为空气散射蓝光。", "天空是蓝色的，因为空气散射。", "prefill", OVER),
     (SKY, "The sky", "instruct", OVER),
+    ('{"city": "Paris", ', '{"city": "Rome", "degrees": 21}', "instruct", OVER),
+    ('{"city": "Paris", ', '```json\n"degrees": 21}\n```', "instruct", OVER),
 ]
 
 

@@ -303,6 +303,34 @@ def test_an_answer_that_the_caller_has_begun_goes_on_in_the_reserve(server_of: A
         assert roles[:2] == ["user", "assistant"] and roles.count("assistant") == 1
 
 
+OBJECT = '{"city": "Zürich", "degrees": 21}'
+
+
+@pytest.mark.parametrize(
+    "again", [f"```json\n{OBJECT}\n```", '{"city": "Bern", "degrees": 3}'], ids=["fence", "other"]
+)
+def test_an_object_that_starts_over_is_asked_for_anew_in_its_form(
+    server_of: Any, again: str
+) -> None:
+    """The rest of an object is asked for without its form, and models put objects in code fences
+    then."""
+
+    def reply(body: Any) -> Reply:
+        return Reply([Text(*in_pieces(OBJECT if asks_anew(body) else again))])
+
+    lead = server_of("openai", Reply([Text('{"city": ', '"Zürich", ', '"degrees"')], cut=4))
+    reserve = server_of("openai", reply)
+    members = [chat_model("openai", server.url) for server in (lead, reserve)]
+    form = {"type": "json_schema", "json_schema": {"name": "city", "schema": {"type": "object"}}}
+    chunks = SpecFuseChatModel(members=members).stream("Where?", response_format=form)
+    assert "".join(chunk.text for chunk in chunks) == OBJECT
+    (asked,) = lead.asked
+    assert [body.get("response_format") for body in reserve.asked] == [
+        None,
+        asked["response_format"],
+    ]
+
+
 @pytest.mark.parametrize("kind", ["openai", "anthropic", "mistral"])
 def test_reasoning_that_was_shown_is_no_part_of_the_text(server_of: Any, kind: Kind) -> None:
     thought = Thought("Let me", " think.")

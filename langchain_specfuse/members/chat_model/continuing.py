@@ -37,6 +37,7 @@ _ITEM = re.compile(r"\s*([#>|]|[-*+•]\s|\d+[.)]\s|```)")
 _LINE = re.compile(r"[-*+•]\s|\d+[.)]\s|#{1,6}\s")
 """What follows a line of that kind on a line of its own. Models leave out the line break before
 it."""
+_OBJECT = re.compile(r'\s*(\{|\[\s*[{"])')
 _SENTENCE_STARTS = """
     The A An This That These Those It Its There Here In On At When While If As For From We Our They
     You Your He She Because Since Most Many Some All What Why How To
@@ -80,8 +81,9 @@ class Opening:
        sentence: with the text's own first word, if it is in the text only once; with a word such as
        "The", "It" or "Because"; with a heading; or, after an opener such as "Of course!" that does
        not speak of the rest, with any capital. It has started over.
-    5. The reply begins with the first three words of the text, which do not occur in it again: it
-       has started over, in other words from there on.
+    5. The reply begins with the first three words of the text, which do not occur in it again, or,
+       if the text is an object, with its first key or a code fence: it has started over, in other
+       words from there on.
     6. Of the first six long words of the reply, four are among the first long words of the text, in
        the same order, but its first three words are not in the text: it has started over in other
        words. List items and rows are excepted: they may be like the first one.
@@ -205,6 +207,11 @@ class Opening:
         return self._text.rpartition("\n")[2]
 
     @cached_property
+    def _first_key(self) -> str:
+        """What an object has before its first value, without white space; empty for other texts."""
+        return "".join(self._text.partition(":")[0].split()) if _OBJECT.match(self._text) else ""
+
+    @cached_property
     def _is_in_sentence(self) -> bool:
         """Whether the text stops in the middle of a sentence."""
         line = self._line
@@ -221,6 +228,12 @@ class Opening:
         words = _stripped(body)
         if not words:
             return True if is_over else None
+        if self._first_key:
+            begun = "".join(body.split())
+            if begun.startswith(("```", self._first_key)):
+                return True
+            if not is_over and ("```".startswith(begun) or self._first_key.startswith(begun)):
+                return None
         white = body[: len(body) - len(body.lstrip())]
         first = words[0].lstrip("*_\"'“‘(")
         is_heading = body.startswith("#")

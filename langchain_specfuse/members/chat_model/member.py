@@ -384,30 +384,28 @@ class ChatModelMember:
     ) -> OpenStream:
         """A stream of what the model writes next. ``others`` as for :meth:`_stream_for`."""
         _refuse_if_spent(job.budget, self.name)
-        if answer and request.is_json:
-            request = request.without_format()
+        if answer.strip():
+            return self._continuing(job, answer, request, others)
         messages = request.messages_for(self.model, self.name, self.system_prompt)
-        arguments = self._arguments(job, request)
-        if not answer.strip():
-            return self._asked(messages, arguments, answer, job, others)
-        return self._continuing(job, answer, messages, arguments, others)
+        return self._asked(messages, self._arguments(job, request), answer, job, others)
 
     def _continuing(
-        self,
-        job: DraftJob,
-        answer: str,
-        messages: Sequence[BaseMessage],
-        arguments: Mapping[str, Any],
-        others: list[Effort],
+        self, job: DraftJob, answer: str, request: Request, others: list[Effort]
     ) -> OpenStream:
         """A stream of what comes after this answer, in the first way in which the model continues
-        it. If a reply starts over, the answer is asked for anew, once."""
-        messages, wholes = _begun(messages, answer)
+        it. If a reply starts over, the answer is asked for anew, once, in the form that it must
+        have."""
+        rest = request.without_format() if request.is_json else request
         if self._ways is None:
             self._ways = ways_of(self.model)
         ways, refused, why = list(self._ways), set[Way](), ""
         while ways:
             way = ways.pop(0)
+            form = request if way == "anew" else rest
+            messages, wholes = _begun(
+                form.messages_for(self.model, self.name, self.system_prompt), answer
+            )
+            arguments = self._arguments(job, form)
             asked, options = asked_to_continue(way, messages, wholes[0], self.model, arguments)
             opening = Opening(
                 wholes, answer, is_instructed=way == "instruct", is_exact=way == "anew"
