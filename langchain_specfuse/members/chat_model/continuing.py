@@ -35,8 +35,8 @@ _SENTENCE_END = re.compile(r"""[.!?:;。！？：…|][)\]}"'”’»*_`]*$""")
 _ITEM = re.compile(r"\s*([#>|]|[-*+•]\s|\d+[.)]\s|```)")
 """The beginning of a line that need not be, or follow, a sentence: a heading, an item, a row."""
 _LINE = re.compile(r"[-*+•]\s|\d+[.)]\s|#{1,6}\s")
-"""What follows a line of that kind on a line of its own. Models leave out the line break before
-it."""
+"""The beginning of a line that may follow a line of that kind. Models leave out the line break
+before it."""
 _OBJECT = re.compile(r'\s*(\{|\[\s*[{"])')
 _SENTENCE_STARTS = """
     The A An This That These Those It Its There Here In On At When While If As For From We Our They
@@ -81,9 +81,9 @@ class Opening:
        sentence: with the text's own first word, if it is in the text only once; with a word such as
        "The", "It" or "Because"; with a heading; or, after an opener such as "Of course!" that does
        not speak of the rest, with any capital. It has started over.
-    5. The reply begins with the first three words of the text, which do not occur in it again, or,
-       if the text is an object, with its first key or a code fence: it has started over, in other
-       words from there on.
+    5. The reply begins with the first three words of the text, which has them only once. Or the
+       text is an object, and the reply begins with its first key or with a code fence. It has
+       started over, in other words from there on.
     6. Of the first six long words of the reply, four are among the first long words of the text, in
        the same order, but its first three words are not in the text: it has started over in other
        words. List items and rows are excepted: they may be like the first one.

@@ -393,7 +393,7 @@ class ChatModelMember:
         self, job: DraftJob, answer: str, request: Request, others: list[Effort]
     ) -> OpenStream:
         """A stream of what comes after this answer, in the first way in which the model continues
-        it. If a reply starts over, the answer is asked for anew, once, in the form that it must
+        it. If a reply starts over, the whole answer is asked for once, in the form that it must
         have."""
         rest = request.without_format() if request.is_json else request
         if self._ways is None:
