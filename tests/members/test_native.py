@@ -38,7 +38,7 @@ from langchain_mistralai import ChatMistralAI
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel
 
-from langchain_specfuse import ScriptedMember, SpecFuseChatModel, checks
+from langchain_specfuse import ChatModelMember, ScriptedMember, SpecFuseChatModel, checks
 from langchain_specfuse.core.values import DraftJob, Query, Sampling, Turn
 
 from .fake_provider import SIGNATURE, Call, Cited, FakeProvider, Kind, Refusal, Reply, Text, Thought
@@ -563,6 +563,19 @@ async def test_usage_of_a_stream_that_we_close_is_an_estimate(
     assert used["estimated"] and used["requests"] == 1
     assert usage["input_tokens"] == used["input_tokens"] > 0
     assert usage["output_tokens"] == used["output_tokens"] >= len(found.text.split())
+
+
+async def test_an_estimate_of_usage_counts_the_words_of_calls(beside: Any) -> None:
+    """ChatOpenAI asks other servers for no usage of a stream. A user's calls had 0 output tokens, and
+    ``max_cost`` counted nothing for them."""
+    both = beside("openai", Reply(CALLS), stream_usage=False)
+    lead = ChatModelMember(both.led.members[0], price=(0, 1e6))
+    bound = SpecFuseChatModel(members=[lead]).bind_tools([weather])
+    found = await answered(bound, "?", "stream")
+    (used,) = found.response_metadata["specfuse"]["usage"].values()
+    assert len(found.tool_calls) == 2 and used["estimated"]
+    words = ["weather", '{"city":', '"Paris"}', "weather", '{"city":', '"Rome",', '"days":', "2}"]
+    assert used["output_tokens"] == used["cost"] == len(words)
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])

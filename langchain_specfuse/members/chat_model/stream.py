@@ -91,7 +91,8 @@ class OpenStream:
 
     @property
     def words(self) -> int:
-        """The number of words that were read, including those that are not handed on."""
+        """The number of words that were read, including those of calls and those that are not handed
+        on."""
         return self._count.total + self._unshown_words
 
     @property
@@ -258,6 +259,8 @@ class OpenStream:
         self._unshown_words += part.dropped
         if part.thought:
             self._unshown_words += len(words_of(part.thought))
+        for call in part.calls:
+            self._unshown_words += len(words_of(call.name)) + len(words_of(call.arguments))
         # Summed, as LangChain sums the usage of chunks.
         self._billed = (self._billed[0] + part.usage[0], self._billed[1] + part.usage[1])
         self.text += part.text
