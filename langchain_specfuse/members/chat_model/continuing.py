@@ -351,7 +351,7 @@ def _stems(words: Sequence[str]) -> list[str]:
     for word, following in zip_longest(words, words[1:], fillvalue=""):
         if _is_character(word):
             found += [word + following] if _is_character(following) else []
-        elif len(word) > 2 and word not in _COMMON:
+        elif (len(word) > 2 or word > "\u2e80") and word not in _COMMON:
             found.append(word[:5])
     return list(dict.fromkeys(found))
 
