@@ -13,6 +13,7 @@ import openai
 import pytest
 from langchain_core.exceptions import ModelRefusalError
 from langchain_core.language_models import BaseChatModel
+from langchain_core.rate_limiters import InMemoryRateLimiter
 from langchain_openai import ChatOpenAI
 
 from langchain_specfuse import EnsembleError, ScriptedMember, SpecFuseChatModel
@@ -197,3 +198,19 @@ async def test_the_chat_model_of_the_user_stays_as_it_is(servers: Any, kind: Kin
     assert (client.max_retries, own.max_retries) == (0, 2)
     assert client._client is own._client
     assert once.model_copy(update={"streaming": True}).invoke("Why?").text == "From the lead."
+
+
+def test_a_lead_that_waits_for_its_rate_limiter_is_not_silent(
+    servers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With LangChain's example of a limiter, a request waits for up to 10 s
+    (https://docs.langchain.com/oss/python/langchain/models#rate-limiting)."""
+    monkeypatch.setattr(settings, "SILENCE_S", 0.3)
+    server = servers["openai"][0]
+    server.begin(Reply([Text("From the lead.")]))
+    limiter = InMemoryRateLimiter(requests_per_second=1, check_every_n_seconds=0.05)
+    lead = chat_model("openai", server.url, rate_limiter=limiter)
+    llm = SpecFuseChatModel(members=[lead, ScriptedMember("From the reserve.")])
+    since = time.monotonic()
+    assert llm.invoke("Why?").text == "From the lead."
+    assert time.monotonic() - since > 0.5

@@ -19,7 +19,8 @@ from ...core.values import Sampling
 SILENCE_S = 10.0
 """How long nothing may arrive from a provider whose chat model streams."""
 LONG_SILENCE_S = 120.0
-"""How long nothing may arrive if the model reasons unseen or its reply comes in one piece."""
+"""How long nothing may arrive if the model reasons unseen, its reply comes in one piece, or its
+rate limiter may let the request wait."""
 _LOCAL = ("ollama", "llamacpp")
 """Providers whose models are loaded on demand, or read long prompts on a small machine. Ollama
 unloads a model after five minutes. https://github.com/ollama/ollama/blob/main/docs/faq.md"""
@@ -62,6 +63,8 @@ def silence_of(model: BaseChatModel) -> tuple[float, float] | None:
     streams = model._should_stream(async_api=False, stream=True) and not model.disable_streaming
     if not streams or isinstance(model.cache, BaseCache) or _reasons_unseen(model):
         return LONG_SILENCE_S, LONG_SILENCE_S
+    if model.rate_limiter is not None:  # in LangChain's example, for 10 s
+        return LONG_SILENCE_S, SILENCE_S
     return SILENCE_S, SILENCE_S
 
 
