@@ -91,7 +91,7 @@ class OpenStream:
 
     @property
     def words(self) -> int:
-        """The number of words that were read, including those of calls and those that are not handed
+        """The number of words that were read, also those of calls, and those that are not handed
         on."""
         return self._count.total + self._unshown_words
 
