@@ -14,10 +14,13 @@ from typing import Any
 import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import ModelRetryMiddleware
+from langchain_anthropic import ChatAnthropic
 from langchain_core import exceptions as langchain
 from langchain_core.exceptions import ModelError
 from langchain_core.language_models import BaseChatModel
 from langchain_core.outputs import ChatResult
+from langchain_core.tools import tool
+from langchain_mistralai import ChatMistralAI
 from langchain_openai import ChatOpenAI
 
 from langchain_specfuse import (
@@ -33,6 +36,7 @@ from langchain_specfuse import (
 )
 from langchain_specfuse.members.server import client
 from tests.members.failing_server import FailingServer as CuttingServer
+from tests.members.fake_provider import Call, FakeProvider, Kind, Reply
 
 from .conftest import BLUE, FailingMember, asked
 
@@ -430,6 +434,46 @@ def test_the_error_of_a_reply_that_was_cut_says_how_much_had_come() -> None:
         server.stop()
     told = str(raised.value)
     assert "cannot be reached" not in told and "start the server" not in told
+    assert isinstance(raised.value, langchain.ModelConnectionError)
+
+
+@pytest.mark.parametrize(
+    ("kind", "broken", "reason"),
+    [
+        ("openai", {"cut": 1}, "its reply broke off before its first word"),
+        ("openai", {"cut": 3}, "its reply broke off in the middle of a tool call"),
+        ("anthropic", {"cut": 4}, "its reply broke off in the middle of a tool call"),
+        ("mistral", {"cut": 0}, "closed the connection before its reply"),
+        ("anthropic", {"cut": 0}, "closed the connection before its reply"),
+        ("openai", {"cut": 0}, "closed the connection before its reply"),
+        ("openai", {"cut": 0, "is_reset": True}, "closed the connection before its reply"),
+    ],
+)
+def test_the_error_of_a_broken_connection_does_not_say_that_there_was_none(
+    kind: Kind, broken: dict[str, Any], reason: str
+) -> None:
+    """OpenAI's and Anthropic's clients have one error for both. A user whose provider broke off in a
+    call was told to start its server."""
+    server = FakeProvider(kind, Reply([Call("find", ('{"city": ', '"Paris"}'))], **broken))
+    model: Any = ChatOpenAI(model="m", base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    if kind == "anthropic":
+        model = ChatAnthropic(model="m", base_url=server.url, api_key="none", max_retries=0)
+    elif kind == "mistral":
+        model = ChatMistralAI(model="m", endpoint=f"{server.url}/v1", api_key="none", max_retries=1)
+
+    @tool
+    def find(city: str) -> str:
+        """Find it."""
+        return city
+
+    llm = SpecFuseChatModel(members=[model])
+    try:
+        with pytest.raises(EnsembleError, match=reason) as raised:
+            llm.bind_tools([find]).invoke("Where?")
+    finally:
+        server.stop()
+    assert "cannot be reached" not in str(raised.value)
+    assert "start the server" not in str(raised.value)
     assert isinstance(raised.value, langchain.ModelConnectionError)
 
 

@@ -15,7 +15,7 @@ from langsmith import tracing_context
 
 from ...core.call import SHOWN, note_arrival, shown
 from ...core.values import REFUSAL
-from ...errors import MemberError, advised
+from ...errors import MemberError, advised, amount, chain
 from ..network import status_of, to_correct_key, to_reach
 from ..text.thinking import split_thought
 from .finishes import finish_of, reason_in
@@ -34,6 +34,9 @@ _OTHER_NAMES = {"max_tokens": "num_predict", "repetition_penalty": "repeat_penal
 """Options -> the fields of ChatOllama, whose client refuses an argument that it does not know."""
 _UNREACHED = {"ConnectError", "ConnectionError", "ModelConnectionError", "APIConnectionError"}
 """Classes of the errors of httpx, Python, langchain-core and the providers' clients."""
+_CLOSED = {"RemoteProtocolError", "ReadError"}
+"""Classes of the errors of httpx about a connection that was there. The errors of OpenAI's and
+Anthropic's clients have one of them as their cause; without it, there was no connection."""
 _KINDS = {
     "ModelTimeoutError": "timeout",
     "ModelAuthenticationError": "denied",
@@ -233,11 +236,20 @@ class Reply:
             raise advised(error, "raise that limit, or lower the chat model's reasoning effort")
         return StreamPart(text, thought)
 
+    @property
+    def _arrived(self) -> str:
+        """Where the reply has come to, for the error if it breaks off; empty: nothing has come."""
+        if self._calling:
+            return "in the middle of a tool call"
+        if self._length:
+            return f"after {amount(self._length, 'character')}"
+        return "before its first word" if self.has_arrived else ""
+
     def _failure(self, error: Exception) -> MemberError:
         """A chat model's error as its member's."""
         # A gateway may repeat the key that it was sent.
         secret = os.environ.get(self._key_variable, "").strip().rpartition(" ")[2]
-        failure = member_error(error, self._member, secret, self._length)
+        failure = member_error(error, self._member, secret, self._arrived)
         if status_of(error) != 401:
             return failure
         if self._key_variable:
@@ -253,9 +265,9 @@ def _name_in(fields: Mapping[str, Any], name: str) -> str:
     return other if other in fields and name not in fields else name
 
 
-def member_error(error: Exception, member: str, secret: str = "", length: int = 0) -> MemberError:
+def member_error(error: Exception, member: str, secret: str = "", arrived: str = "") -> MemberError:
     """A chat model's error as its member's. If no server was reached, it says which. ``secret`` is
-    not shown; ``length`` characters of the reply had arrived."""
+    not shown; ``arrived`` says where the reply has come to."""
     kind = _kind_of(error)
     why = shown(error)
     if secret and secret in str(error):  # replaced before the text is cut, perhaps within it
@@ -263,10 +275,10 @@ def member_error(error: Exception, member: str, secret: str = "", length: int = 
         why = text.encode(errors="backslashreplace").decode()[:SHOWN]
     classes = {kind.__name__ for kind in type(error).__mro__}
     failure = MemberError(why, member=member, kind=kind)
-    if kind != "error" or not classes & _UNREACHED:
+    if kind != "error" or not classes & (_UNREACHED | _CLOSED):
         return failure
-    if length:  # OpenAI's client has one error for a connection that broke and for none at all
-        return MemberError(f"its reply broke off after {length} characters ({why})", member=member)
+    if arrived:
+        return MemberError(f"its reply broke off {arrived} ({why})", member=member)
     try:
         address = urlsplit(str(error.request.url))  # type: ignore[attr-defined]
     except (AttributeError, RuntimeError):  # httpx raises the latter if there is none
@@ -276,6 +288,10 @@ def member_error(error: Exception, member: str, secret: str = "", length: int = 
     url = f"{address.scheme}://{address.hostname}"
     if address.port:
         url += f":{address.port}"
+    if any(type(cause).__name__ in _CLOSED for cause in chain(error)):
+        return MemberError(
+            f"its server at {url} closed the connection before its reply ({why})", member=member
+        )
     failure = MemberError(f"its server at {url} cannot be reached ({why})", member=member)
     return advised(failure, to_reach(url))
 
