@@ -18,7 +18,8 @@ from starlette.types import Receive, Scope, Send
 
 from ..chat.report import EXIT_EVENT, REJECTED_EVENT, ROUND_EVENT
 from ..engine.drive import Admission
-from .errors import ApiError, api_error
+from ..errors import EnsembleError
+from .errors import ApiError, api_error, failed_members
 from .replies import Reply, to_json
 
 log = logging.getLogger("langchain_specfuse.serve")
@@ -112,7 +113,10 @@ class AnswerResponse(Response):
         failure = api_error(error)
         # Exceptions may quote the question. Only the level "debug" logs them in full.
         level = logging.INFO if failure.status < 500 else logging.WARNING
-        log.log(level, "answer %s: %s (%s)", self._reply.id, failure.code, type(error).__name__)
+        what = type(error).__name__
+        if isinstance(error, EnsembleError):
+            what += f": {failed_members(error)}"
+        log.log(level, "answer %s: %s (%s)", self._reply.id, failure.code, what)
         log.debug("answer %s failed", self._reply.id, exc_info=error)
         if not self._streaming:
             raise failure from None

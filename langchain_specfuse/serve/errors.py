@@ -90,11 +90,15 @@ def api_error(error: BaseException) -> ApiError:
         code = next((code for code in codes if isinstance(code, str)), "content_filter")
         return ApiError(400, f"{first.member} refuses the question: {first.message}", code=code)
     if isinstance(error, EnsembleError):
-        failures = [f"{failure.member} ({failure.kind})" for failure in error.failures]
-        failed = ", ".join(failures) or "all members"
-        message = f"no member is left to finish the answer; failed: {failed}"
+        message = f"no member is left to finish the answer; failed: {failed_members(error)}"
         return ApiError(500, message, code="members_failed")
     if isinstance(error, MemberError):
         message = f"a member failed: {error.member or 'unknown'} ({error.kind})"
         return ApiError(500, message, code="member_failed")
     return ApiError(500, "internal error", code="internal_error")
+
+
+def failed_members(error: EnsembleError) -> str:
+    """Who failed, and how, without the members' own messages."""
+    failures = [f"{failure.member} ({failure.kind})" for failure in error.failures]
+    return ", ".join(failures) or "all members"

@@ -55,6 +55,18 @@ def test_every_request_is_counted_once_as_an_answer_or_as_refused(serve):
     assert endpoint.get("/metrics").headers["content-type"].startswith("text/plain")
 
 
+def test_the_log_names_all_members_of_an_answer_that_failed(serve, caplog):
+    """An operator saw only that it had failed (``EnsembleModelError``); the client was told who."""
+    secret = RuntimeError("a word of the question")
+    members = [ScriptedMember(BLUE, name=name, fails_in=1, error=secret) for name in "ab"]
+    with caplog.at_level("INFO", "langchain_specfuse.serve"):
+        told = serve(ensemble(*members, lead="a")).ask().json()["error"]["message"]
+    assert "a (error), b (error)" in told
+    (line,) = [entry.message for entry in caplog.records if "members_failed (" in entry.message]
+    assert line.endswith("members_failed (EnsembleModelError: a (error), b (error))")
+    assert "a word of the question" not in caplog.text
+
+
 def test_a_wrong_key_behind_a_reserve_is_in_the_metrics_and_in_the_log(serve, caplog):
     server = FailingServer("a", fails_after=0, how="401")
     model = ChatOpenAI(model="m", base_url=server.url, api_key="none", max_retries=0)
