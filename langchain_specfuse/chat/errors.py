@@ -265,6 +265,10 @@ def _converted(error: SpecFuseError) -> SpecFuseError | None:
     if isinstance(error, EnsembleError):
         # A member without budget for another request has not failed.
         failures = [failure for failure in error.failures if failure.kind != BUDGET]
+        left_out = [failure.member for failure in error.failures if failure.kind == BUDGET]
+        if failures and left_out:
+            names = " and ".join(left_out)
+            advised(error, f"raise max_calls= or max_cost=, so that {names} can be asked")
         return _with_class_of(failures, error, _ENSEMBLE_ERRORS)
     if isinstance(error, MemberError):
         return _with_class_of([error], error, _MEMBER_ERRORS)

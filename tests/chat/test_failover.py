@@ -630,6 +630,9 @@ def test_a_reserve_sends_no_request_once_the_budget_is_spent():
     with pytest.raises(EnsembleError, match=r"a \(error\).*b \(budget\)") as raised:
         llm.invoke("Count.")
     assert requests(second) == [] and numbers(raised.value.text) == list(range(8))
+    bounds, network = raised.value.notes
+    assert bounds == "-> raise max_calls= or max_cost=, so that b can be asked"
+    assert "network" in network, "about what happened to the lead"
 
 
 def test_a_reserve_in_this_process_costs_no_budget():
