@@ -317,6 +317,19 @@ def test_a_draft_goes_on_with_a_stream_that_nobody_reads_any_more() -> None:
     assert model.closed
 
 
+def test_a_draft_after_collected_text_that_broke_off_fails() -> None:
+    """A check stops a lead whose reply broke off behind text that was read in one go."""
+    member = ChatModelMember(writing("The", " sky", " is", " blue", breaks=True), name="a")
+    for number in range(9):
+        next(member.stream(lead_job(id=f"other {number}")))
+    stream = member.stream(lead_job())
+    agreed = "".join(next(stream).text for _ in range(2))  # type: ignore[union-attr]
+    stream.close()  # type: ignore[attr-defined]
+    assert agreed == "The sky is blue"
+    (reply,) = member.draft([draft_job(answer=(Segment(agreed),), segment_tokens=2)])
+    assert isinstance(reply, Failure) and "broke off" in reply.message
+
+
 def test_a_lead_continues_the_text_of_others_in_a_new_request() -> None:
     model = talker(way="instruct")
     member = ChatModelMember(model, name="a")

@@ -181,8 +181,6 @@ class OpenStream:
 
     def _read_on(self) -> None:
         """Read the next part, and those that come while the stream rests."""
-        if self._failure is not None:
-            raise self._failure
         begun = len(self.text)
         until = time.monotonic() + self.rest_s() if begun else 0.0
         try:
@@ -248,6 +246,8 @@ class OpenStream:
 
     def _read_part(self) -> bool:
         """Read a part; False if there is none. Raises if the reply has broken off."""
+        if self._failure is not None:
+            raise self._failure
         part = None if self.finish or self._is_cancelled else next(self.parts, None)
         if part is None:
             if self._is_cancelled and not self.finish:
