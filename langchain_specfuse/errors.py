@@ -58,8 +58,8 @@ class MemberError(SpecFuseError):
     """One member failed. It leaves the answer; the others finish it.
 
     ``member`` is its name, ``round`` the round's number (0 while loading), ``kind`` one of
-    ``error``, ``timeout``, ``nan``, ``overflow``, ``denied``, ``not_found``; ``__cause__`` is what
-    it raised.
+    ``error``, ``timeout``, ``nan``, ``overflow``, ``bad_request``, ``denied``, ``not_found``;
+    ``__cause__`` is what it raised.
     """
 
     def __init__(

@@ -84,7 +84,7 @@ class ExitEvent:
     member: str
     kind: str
     """``exit`` when it was voted out, else ``error``, ``timeout``, ``nan``, ``overflow``,
-    ``denied`` or ``not_found``."""
+    ``bad_request``, ``denied`` or ``not_found``."""
     reason: str
     weights: Mapping[str, float]
     """The weights of the members that stay."""

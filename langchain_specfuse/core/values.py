@@ -378,7 +378,17 @@ BUDGET = "budget"
 REFUSAL = "refusal"
 """Not a failure: the member refuses to write (the message is its refusal). It has no draft in this
 round, but stays in the answer."""
-KINDS = ("error", "timeout", "nan", "overflow", "denied", "not_found", BUDGET, REFUSAL)
+KINDS = (
+    "error",
+    "timeout",
+    "nan",
+    "overflow",
+    "bad_request",
+    "denied",
+    "not_found",
+    BUDGET,
+    REFUSAL,
+)
 """How a member can fail."""
 WRONG_SETTINGS = {
     "denied": "check its key, and what the key's account may use",

@@ -315,7 +315,7 @@ async def test_an_agent_retries_a_hosted_member_only_where_that_can_help(
         (403, "denied", "account"),
         (404, "not_found", "model's name"),
         (413, "overflow", "shorten"),
-        (422, "error", "settings"),
+        (422, "bad_request", "settings"),
         (429, "error", "wait"),
         (503, "error", "server failed"),
     ],

@@ -118,6 +118,17 @@ async def test_the_reserve_answers_after_two_requests_at_most(
     assert gone["round"] == 1
 
 
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_request_that_the_provider_refuses_says_nothing_about_the_next(
+    servers: Any, kind: Kind
+) -> None:
+    """One user's picture that cannot be read (400) left the reserve to all users for 10 s."""
+    pair = Pair(kind, servers, Reply(status=400), FINE)
+    (gone,) = (await pair.ask("invoke")).response_metadata["specfuse"]["exits"]
+    assert gone["kind"] == "bad_request"
+    assert (await pair.ask("invoke")).text == "From the lead."
+
+
 @pytest.mark.parametrize("by", ["us", "its client"])
 def test_a_silent_lead_is_not_asked_again(monkeypatch: pytest.MonkeyPatch, by: str) -> None:
     """S06, S07: nothing comes, by our limit or by the client's own."""

@@ -45,7 +45,6 @@ from ...core.values import (
 from ...errors import MemberError, UsageError, advised
 from ..arguments import checked
 from ..names import check_argument, kind_of
-from ..network import status_of
 from .continuing import Opening, Restarted, joined
 from .names import chat_model_named, key_of, name_of
 from .parts import joined as chunks_joined
@@ -60,8 +59,6 @@ from .words import words_of
 
 log = logging.getLogger("langchain_specfuse")
 
-REFUSED = (400, 422)
-"""HTTP statuses of a provider that does not take a conversation in some form."""
 BALLOT = (
     "Which continuation of the answer is the most correct and helpful one? Reply with its "
     "letter alone."
@@ -423,7 +420,7 @@ class ChatModelMember:
                     ways.insert(0, "anew")
                 why = "it starts over"
             except MemberError as error:
-                if not _is_refused_form(error):
+                if error.kind != "bad_request":  # it may not take a conversation in this form
                     raise
                 log.info("%s refuses the way %r: %s", self.name, way, error)
                 refused.add(way)
@@ -569,12 +566,6 @@ def _refuse_if_spent(budget: Budget, member: str) -> None:
         raise MemberError(
             "the answer's budget (max_calls, max_cost) is spent", member=member, kind=BUDGET
         )
-
-
-def _is_refused_form(error: MemberError) -> bool:
-    """Whether the provider does not take a conversation in this form."""
-    cause = error.__cause__
-    return error.kind == "error" and cause is not None and status_of(cause) in REFUSED
 
 
 def _held(parts: Iterator[StreamPart], opening: Opening) -> Iterator[StreamPart]:

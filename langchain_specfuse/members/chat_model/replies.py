@@ -45,7 +45,15 @@ _KINDS = {
     "ModelNotFoundError": "not_found",
 }
 """Classes of langchain-core that mean a failure of a kind."""
-_STATUSES = {401: "denied", 403: "denied", 404: "not_found", 408: "timeout", 413: "overflow"}
+_STATUSES = {
+    400: "bad_request",
+    401: "denied",
+    403: "denied",
+    404: "not_found",
+    408: "timeout",
+    413: "overflow",
+    422: "bad_request",
+}
 """HTTP statuses that mean a failure of a kind."""
 
 
