@@ -124,6 +124,15 @@ def test_an_error_inside_the_loop_reaches_the_caller_unchanged(error, device):
     assert raised.value is error
 
 
+@pytest.fixture
+def interruptible():
+    """Programs that a shell starts in the background ignore SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_ends_the_question_and_the_next_one_is_answered(device):
     member = Gated(BLUE, name="a", device=device)
     ensemble = Ensemble([member])
