@@ -554,9 +554,8 @@ def takeover(results: Result) -> str:
     return _joined(
         f"With {results['reserve']} in reserve, the next text comes {seconds['short']:.1f} s after "
         f"the lead has died.\nIn a conversation of {tokens} tokens, which the reserve must read "
-        f"first, it comes after {seconds['long']:.1f} s. With a simulated\nhosted reserve, the "
-        f"first takeover takes {hosted['first_s']:.1f} s, and later ones {hosted['later_s']:.1f} "
-        "s.",
+        f"first, it comes after {seconds['long']:.1f} s. With a simulated\nhosted reserve, whose "
+        f"replies begin after 0.4 s, it comes after {hosted['first_s']:.2f} s.",
         source("benchmarks/takeover", results["about"]),
     )
 
