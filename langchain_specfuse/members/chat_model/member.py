@@ -396,6 +396,7 @@ class ChatModelMember:
         if self._ways is None:
             self._ways = ways_of(self.model)
         ways, refused, why = list(self._ways), set[Way](), ""
+        has_restarted = False
         while ways:
             way = ways.pop(0)
             form = request if way == "anew" else rest
@@ -416,9 +417,9 @@ class ChatModelMember:
                 stream.close()
                 others.append(stream.new_effort())
                 _refuse_if_spent(job.budget.after(sum(others, Effort())), self.name)
-                if why != "it starts over":
+                if not has_restarted:
                     ways.insert(0, "anew")
-                why = "it starts over"
+                has_restarted, why = True, "it starts over"
             except MemberError as error:
                 if error.kind != "bad_request":  # it may not take a conversation in this form
                     raise
