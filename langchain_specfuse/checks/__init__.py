@@ -14,11 +14,12 @@ function is a check; those here are ready-made.
 | :func:`python` | answer | its code runs and passes tests |
 
 A check of the whole answer holds it back until it is complete. :func:`at` makes a check run
-elsewhere.
+elsewhere. :func:`fault` is a reason that says which characters are at fault.
 """
 
 from ..core.checks import Check as Check
 from ..core.checks import CheckContext as CheckContext
+from ..core.checks import fault as fault
 from .code import python as python
 from .placing import at as at
 from .schemas import json_schema as json_schema

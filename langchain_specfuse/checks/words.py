@@ -9,10 +9,10 @@ be cut before its fault and continued.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ..core.checks import Check, places_in
+from ..core.checks import Check, Finding, places_in
 from ..errors import UsageError, advised, amount
 
 _SHOWN = 40
@@ -20,6 +20,10 @@ _SHOWN = 40
 _UNSPACED = "\u2e80-\u303e\u3041-\u30ff\u31f0-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 """Characters of scripts without spaces. Each counts as a word, as in word processors."""
 _WORD = re.compile(rf"[{_UNSPACED}]|[^\s{_UNSPACED}]*[^\W_{_UNSPACED}][^\s{_UNSPACED}]*")
+
+_CHARACTER = re.compile(r"[^\\^$*+?{}\[\]|()]|\\\W")
+"""A character of a pattern that stands for itself; a full stop too."""
+_PLAIN = re.compile(f"(?:{_CHARACTER.pattern})+")
 
 
 # --- patterns -------------------------------------------------------------------------------------
@@ -30,15 +34,22 @@ def forbids(pattern: str | re.Pattern[str]) -> Check:
 
     >>> check = forbids("(?i)guarantee")
     >>> check.name, check.function("We Guarantee it.")
-    ("forbids('(?i)guarantee')", "contains 'Guarantee'")
+    ("forbids('(?i)guarantee')", Finding(reason="contains 'Guarantee'", start=3, end=12))
 
     Case matters, unless the pattern begins with ``(?i)``. The check runs at every segment, on the
-    whole answer so far without a last word that may still go on. Nothing can interrupt Python's
-    ``re``: a pattern that backtracks without end blocks the whole process.
+    whole answer so far without a last word that may still go on. Text that may be the beginning of
+    a match is not shown, if the pattern is a plain text (in which a ``.`` may stand for any
+    character). Of a longer match of another pattern, the first words may have been shown. Nothing
+    can interrupt Python's ``re``: a pattern that backtracks without end blocks the whole process.
     """
     compiled = _compiled(pattern)
     function = Forbids(compiled.pattern, compiled.flags)
-    return _ready(function, f"forbids({_shown(compiled.pattern)})", judges_reasoning=True)
+    check = _ready(function, f"forbids({_shown(compiled.pattern)})", judges_reasoning=True)
+    characters = _characters(compiled)
+    if not characters:
+        return check
+    pending = Beginning(characters, bool(compiled.flags & re.IGNORECASE))
+    return replace(check, pending=pending)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +59,51 @@ class Forbids:
     pattern: str
     flags: int
 
-    def __call__(self, text: str) -> str | None:
+    def __call__(self, text: str) -> Finding | str | None:
         found = re.compile(self.pattern, self.flags).search(text)
         if found is None:
             return None
-        if not found[0].strip():
+        if not found[0]:
             return f"matches {_shown(self.pattern)}"
-        return f"contains {found[0]!r:.200}"
+        reason = f"contains {found[0]!r:.200}"
+        if not found[0].strip():
+            reason = f"matches {_shown(self.pattern)}"
+        return Finding(reason, *found.span())
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """Where a text ends with the beginning of these characters. An empty text among them stands for
+    any character.
+
+    >>> Beginning(("4", "2", " ", "1"), ignores_case=False)("or 42")
+    3
+    """
+
+    characters: tuple[str, ...]
+    ignores_case: bool
+
+    def __call__(self, text: str) -> int:
+        size = len(text)
+        for start in range(max(size - len(self.characters), 0), size):
+            pairs = zip(self.characters, text[start:], strict=False)
+            if all(self._is_same(*pair) for pair in pairs):
+                return start
+        return size
+
+    def _is_same(self, character: str, given: str) -> bool:
+        if self.ignores_case:
+            return not character or character.casefold() == given.casefold()
+        return not character or character == given
+
+
+def _characters(pattern: re.Pattern[str]) -> tuple[str, ...]:
+    """The characters that a pattern of plain text consists of, with an empty text for a full stop,
+    which matches any character. Empty for any other pattern."""
+    text = pattern.pattern.removeprefix("(?i)").removeprefix(r"\b").removesuffix(r"\b")
+    if pattern.flags & re.VERBOSE or not _PLAIN.fullmatch(text):
+        return ()
+    return tuple("" if part == "." else part[-1] for part in _CHARACTER.findall(text))
 
 
 def requires(pattern: str | re.Pattern[str]) -> Check:

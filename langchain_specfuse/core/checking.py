@@ -27,6 +27,7 @@ from .checks import (
     beginnings,
     is_coroutine_function,
     places_in,
+    word_start,
 )
 from .options import Settings
 from .panel import Panel
@@ -732,7 +733,11 @@ def _places(check: Check, answer: Answer, mark: int) -> tuple[list[int], int]:
             return [], len(text)
         return [spoken], len(text)
     places, hold = places_in(check.at, text[:spoken], is_over or in_calls, min(mark, spoken))
-    return places, len(text) if in_calls and hold == spoken else hold
+    if in_calls and hold == spoken:
+        return places, len(text)
+    if check.pending is not None and not (is_over or in_calls):
+        hold = word_start(text, check.pending(text[:hold]))
+    return places, hold
 
 
 def _unit_start(fault: Fault, text: str, answer: Answer) -> int:

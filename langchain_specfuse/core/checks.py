@@ -1,8 +1,9 @@
 """The user's checks: what they are, and which part of a growing answer each of them judges.
 
-A check is a function of the answer so far. It returns None, or the reason why it refuses the text.
-No text is shown before every check that concerns it has passed it. The loop never calls a check
-itself: it yields a :class:`CheckAsk` and is sent the verdicts (see ``engine.checker``).
+A check is a function of the answer so far. It returns None, or the reason why it refuses the text,
+perhaps with the place of what is at fault. No text is shown before every check that concerns it has
+passed it. The loop never calls a check itself: it yields a :class:`CheckAsk` and is sent the
+verdicts (see ``engine.checker``).
 
 Paper: it has no such checks. Its members verify drafts by likelihood, which measures what is
 familiar, not what is true or allowed.
@@ -13,7 +14,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias
@@ -69,9 +70,44 @@ class Check:
     """Whether the function is passed the :class:`CheckContext` although it does not require it."""
     identity: str = ""
     """A text that is equal for equal checks in every process, if there is one."""
+    pending: Callable[[str], int] | None = field(default=None, compare=False)
+    """Where the end of a text begins that may be the beginning of something at fault: the length of
+    the text if there is no such end. It is not shown before more text has decided."""
+    private: bool = False
+    """The text that it refuses is never sent to a model, nor written into reasons and errors."""
 
     def __repr__(self) -> str:
         return f"<check {self.name} at every {self.at}>"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A reason to refuse a text, and which of its characters are at fault."""
+
+    reason: str
+    start: int
+    end: int
+
+
+def fault(reason: str, start: int, end: int) -> Finding:
+    """A reason to refuse a text, for a check that knows which characters are at fault: those from
+    ``start`` up to ``end``.
+
+    >>> def no_year(text):
+    ...     place = text.find("1984")
+    ...     return None if place < 0 else fault("names the year", place, place + 4)
+    >>> no_year("It was 1984.")
+    Finding(reason='names the year', start=7, end=11)
+
+    The answer is cut before all of them, and the same text in another spelling is refused, too.
+    """
+    if not (isinstance(reason, str) and reason):
+        error = UsageError(f"the reason of a fault must be a text, got {reason!r:.80}")
+        raise advised(error, "for example checks.fault('names an address', start, end)")
+    if not 0 <= start < end:
+        error = UsageError(f"a fault has at least one character, got {start!r} to {end!r}")
+        raise advised(error, "pass the first character's place, and the place after the last one")
+    return Finding(reason, start, end)
 
 
 def as_checks(given: Any) -> list[Check]:
@@ -154,6 +190,8 @@ class Verdict:
     is_broken: bool = False
     """The check itself failed: it raised, took too long or returned anything other than None or a
     reason. ``reason`` says what happened."""
+    span: tuple[int, int] | None = None
+    """Which characters of the text are at fault, if the check has said so."""
     cause: BaseException | None = field(default=None, compare=False, repr=False)
 
 
@@ -211,7 +249,13 @@ def places_in(at: Place, text: str, complete: bool, start: int = 0) -> tuple[lis
 def _last_seam(text: str) -> int:
     """The last place where a word has certainly ended. A word or a number at the end of a text may
     still go on."""
-    return next((at for at in range(len(text), 0, -1) if is_safe(text, at)), 0)
+    return word_start(text, len(text))
+
+
+def word_start(text: str, at: int) -> int:
+    """The last place up to ``at`` where a word has certainly ended: there, if it is between words,
+    otherwise before the word around it."""
+    return next((place for place in range(at, 0, -1) if is_safe(text, place)), 0)
 
 
 def _blocks_in(text: str, complete: bool) -> tuple[list[int], int]:

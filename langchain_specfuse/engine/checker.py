@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ..core.checks import Check, CheckContext, CheckJob, Verdict, is_coroutine_function
+from ..core.checks import Check, CheckContext, CheckJob, Finding, Verdict, is_coroutine_function
 from ..errors import emptied
 from .calls import start
 
@@ -194,6 +194,8 @@ def _verdict_of(result: Any) -> Verdict:
         return Verdict()
     if isinstance(result, str) and result:
         return Verdict(_bounded(result))
+    if isinstance(result, Finding):
+        return Verdict(_bounded(result.reason), span=(result.start, result.end))
     is_short = type(result) in (str, bool, int, float)
     given = repr(result) if is_short else f"a value of type {type(result).__name__}"
     return Verdict(f"returned {given}, expected None or a reason", is_broken=True)

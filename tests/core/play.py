@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from langchain_specfuse.core.checks import CheckAsk, CheckJob, Verdict
+from langchain_specfuse.core.checks import CheckAsk, CheckJob, Finding, Verdict
 from langchain_specfuse.core.options import Settings
 from langchain_specfuse.core.panel import Panel
 from langchain_specfuse.core.referee import FREE, Referee
@@ -104,7 +104,10 @@ def play(
 def verdict_of(job: CheckJob) -> Verdict:
     """Ask a plain function at once."""
     try:
-        return Verdict(job.check.function(job.text))
+        found = job.check.function(job.text)
+        if isinstance(found, Finding):
+            return Verdict(found.reason, span=(found.start, found.end))
+        return Verdict(found)
     except Exception as error:
         return Verdict(f"raised {type(error).__name__}", is_broken=True, cause=error)
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis
 from hypothesis import strategies as st
 
+from langchain_specfuse import checks
 from langchain_specfuse.checks import max_words
 from langchain_specfuse.core.checks import Check, as_check, places_in
 from langchain_specfuse.core.options import Settings
@@ -477,3 +478,12 @@ def test_a_rejection_tells_the_held_back_text_that_may_be_at_fault():
     refused = [r for round in played.rounds for r in round.rejected]
     assert refused
     assert all("guarantee" in r.held_back + r.text for r in refused)
+
+
+def test_text_that_may_be_the_beginning_of_a_literal_is_held_back():
+    played = play(
+        speakers(a="Call 4111 1111 2222 now."),
+        Settings(checks=[checks.forbids("4111 1111 1111")], segment_tokens=2),
+    )
+    assert played.error is None
+    assert [round.text for round in played.rounds] == ["Call", "", " 4111 1111 2222 now."]
