@@ -1,13 +1,14 @@
 """Are answers better with checks than without, and than whole answers that are asked for again?
 
-Three sets of questions (``rules.py``, ``programs.py``, ``sources.py``). Each is answered in several
-ways: by the lead alone, by the lead again until its whole answer passes, by the lead and a small
-member, and by both of these with checks. ``preregistration.md``, section 6, says what was decided
-before any sealed question was asked.
+Three sets of questions (``rules.py``, ``programs.py``, ``sources.py``), and two of them anew. Each
+is answered in several ways: by the lead alone, by the lead again until its whole answer passes, by
+the lead and a small member, by both of these with checks, and by the lead as a chat model that is
+told, or not, why a check has refused its text. ``preregistration.md``, sections 6, 11 and 12, says
+what was decided before any sealed question was asked.
 
     python studies/checked.py rules --data FOLDER                  # the development questions
-    python studies/checked.py rules --data FOLDER --part sealed    # the sealed questions
-    python studies/checked.py rules --part sealed --table          # the table of results
+    python studies/checked.py new-rules --data FOLDER --part sealed    # the sealed questions
+    python studies/checked.py new-rules --part sealed --table          # the table of results
 
 Times are measured apart, on an idle machine, with a few questions asked one at a time:
 
@@ -41,13 +42,16 @@ from cases import DEVELOPMENT, PARTS, Case, hashed, spread
 from command import arguments, need, parsed
 from langchain_core.messages import HumanMessage
 from metered import Meter, Metered
-from models import MODELS, member_of
+from models import MODELS, MessagesOnly, member_of
 from rows import show, sign_test
 
-from langchain_specfuse import CheckError, SpecFuseChatModel
+from langchain_specfuse import ChatModelMember, CheckError, SpecFuseChatModel
 from langchain_specfuse.checks import Check, CheckContext
 
 LEAD, RETRIES = "lead", "retries"
+CHAT, SILENT, TOLD = "chat", "chat, silent", "chat, told"
+"""The lead as a chat model: without checks; with checks, of which it learns nothing; and with the
+reasons for which they have refused its text."""
 EQUAL = "retries, equal passes"
 """The retries, limited to the fewest attempts that cost at least as much as ``checked``."""
 FILES = {"lead": MODELS["qwen"], "smollm2": MODELS["smollm2"], "gemma": MODELS["gemma"]}
@@ -84,6 +88,10 @@ class Set:
     ways: Mapping[str, Way]
     count: int
     """How many sealed questions are asked."""
+    skipped: int = 0
+    """How many sealed questions before these were asked in an earlier study."""
+    needs_length: bool = False
+    """Whether an answer that is shorter than the lead's is not good."""
 
 
 PAIR = ("lead", "smollm2")
@@ -99,11 +107,25 @@ SEGMENTS = {
     "pair": Way(PAIR, options=CONSULTING, seconds=7, count=FEWER),
     "checked pair": Way(PAIR, is_checked=True, options=CONSULTING, seconds=8, count=FEWER),
 }
+TOLD_ABOUT = 100
+"""How many sealed questions are asked as a chat model and, in the second study, again until their
+answers pass."""
+AGAIN = {
+    LEAD: Way(seconds=4.5),
+    "checked": Way(is_checked=True, seconds=5.5),
+    RETRIES: Way(retries=4, seconds=12.5, count=TOLD_ABOUT),
+    CHAT: Way((CHAT,), seconds=5, count=TOLD_ABOUT),
+    SILENT: Way(
+        (CHAT,), is_checked=True, options={"feedback": False}, seconds=10, count=TOLD_ABOUT
+    ),
+    TOLD: Way((CHAT,), is_checked=True, options={"feedback": True}, seconds=10, count=TOLD_ABOUT),
+}
+"""The ways of the second study."""
 WHOLE: Mapping[str, Any] = {"segment": "answer", "samples": 6}
 HALF: Mapping[str, Any] = {"segment": "answer", "samples": 3}
 """Of each of two members."""
 SETS = {
-    "rules": Set(rules.cases, rules.MAX_TOKENS, SEGMENTS, 284),
+    "rules": Set(rules.cases, rules.MAX_TOKENS, SEGMENTS, 284, needs_length=True),
     "code": Set(
         programs.cases,
         programs.MAX_TOKENS,
@@ -123,6 +145,8 @@ SETS = {
         200,
     ),
     "sources": Set(sources.cases, sources.MAX_TOKENS, SEGMENTS, 144),
+    "new-rules": Set(rules.new_cases, rules.MAX_TOKENS, AGAIN, 280, needs_length=True),
+    "new-sources": Set(sources.cases, sources.MAX_TOKENS, AGAIN, 144, skipped=144),
 }
 
 
@@ -147,6 +171,8 @@ class Attempt:
     passes: int = 0
     read: int = 0
     prompts: int = 0
+    requests: int = 0
+    """To a chat model."""
     seconds: float = 0.0
     first_s: float = 0.0
     """Seconds until its first text."""
@@ -193,7 +219,13 @@ class Asker:
     ) -> None:
         self.meter = Meter()
         self._set = SETS[name]
-        self._members = {key: Metered(member, self.meter) for key, member in members.items()}
+        self._members: dict[str, Any] = {
+            key: Metered(member, self.meter) for key, member in members.items()
+        }
+        model = MessagesOnly(
+            member=self._members[LEAD], meter=self.meter, max_tokens=self._set.max_tokens
+        )
+        self._members[CHAT] = ChatModelMember(model, name=CHAT)
         self._save_text = save_text
 
     def load(self, way: Way) -> None:
@@ -253,6 +285,7 @@ class Asker:
             passes=used.passes,
             read=used.read,
             prompts=used.prompts,
+            requests=used.requests,
             seconds=round(seconds, 3),
             first_s=round(first_s or seconds, 3),
             logprob=_mean_logprob(metadata),
@@ -281,6 +314,14 @@ def passes(check: Any, question: str, text: str) -> bool:
         return function(text) is None
     messages = [HumanMessage(question)]
     return function(text, CheckContext(messages, text, "", ended=True)) is None
+
+
+def asked_cases(chosen: Set, part: str, data: Path) -> list[Case]:
+    """The questions of a set, in the order in which they are asked."""
+    cases = spread(chosen.cases(part, data), None)
+    if part == DEVELOPMENT:
+        return cases
+    return cases[chosen.skipped :][: chosen.count]
 
 
 def stored(path: Path, name: str) -> Answers[Answer]:
@@ -352,25 +393,32 @@ def is_good(name: str, answer: Answer, lead: Answer) -> bool:
     final = answer.final
     if not final.right or final.failed or final.finish == "check":
         return False
-    if name != "rules" or answer.limits_length:
-        return True
-    return final.words >= SHARE * lead.attempts[0].words
+    return not SETS[name].needs_length or not is_short(answer, lead)
+
+
+def is_short(answer: Answer, lead: Answer) -> bool:
+    """Whether the answer is much shorter than the lead's, and no rule limits its length."""
+    return not answer.limits_length and answer.final.words < SHARE * lead.attempts[0].words
 
 
 def table(name: str, answers: Sequence[Answer]) -> Iterator[dict[str, Any]]:
-    """Yield a row for each way and kind of question, compared with the lead. The first row of each
-    way is for all kinds."""
+    """Yield a row for each way and kind of question, compared with the lead, or with the lead as a
+    chat model. The first row of each way is for all kinds."""
     by_way = grouped([*answers, *with_equal_passes(answers)])
-    lead = by_way[LEAD]
     for way, own in by_way.items():
+        is_chat = way.startswith(CHAT)
+        lead = by_way.get(CHAT if is_chat else LEAD, {})
+        others = (CHAT, SILENT) if is_chat else (LEAD, EQUAL, RETRIES, "samples", "checked")
         shared = [question for question in own if question in lead]
+        if not shared:
+            continue
         kinds = sorted({own[question].kind for question in shared})
         for kind in ["", *kinds] if len(kinds) > 1 else [""]:
             chosen = [question for question in shared if kind in ("", own[question].kind)]
             row: dict[str, Any] = {"way": way, "kind": kind or "all"}
             row |= numbers(name, [own[q] for q in chosen], [lead[q] for q in chosen])
             if not kind:
-                for other in (LEAD, EQUAL, RETRIES, "samples", "checked"):
+                for other in others:
                     if other in by_way and other != way:
                         row[f"against {other}"] = against(name, own, by_way[other], lead)
             yield row
@@ -390,12 +438,14 @@ def numbers(name: str, own: Sequence[Answer], lead: Sequence[Answer]) -> dict[st
         "good": sum(good),
         "kept": sum(final.right and not final.failed for final in finals),
         "failed": sum(bool(final.failed) for final in finals),
+        "short": sum(is_short(*pair) for pair in zip(own, lead, strict=True)),
         "faults": sum(final.faults for final in finals),
         "with faults": sum(final.faults > 0 for final in finals),
         "words": _mean([final.words for final in finals]),
         "passes": _ratio(own, lead, "passes"),
         "read": _ratio(own, lead, "read"),
         "passes per token": _passes_per_token(own),
+        "requests": _mean([answer.total("requests") for answer in own]),
         "seconds": _mean([answer.total("seconds") for answer in own]),
         "first text": _mean([answer.first_s for answer in own]),
         "first text, median": median(answer.first_s for answer in own),
@@ -493,10 +543,9 @@ def main() -> None:
     answers = stored(folder / f"{options.set}.jsonl", options.set)
     if options.table:
         return show(list(table(options.set, answers.all)), options.out, label)
-    if options.set != "sources":
+    if not options.set.endswith("sources"):
         need(parser, options, "data")
-    count = options.limit or (chosen.count if options.part != DEVELOPMENT else None)
-    cases = spread(chosen.cases(options.part, options.data), count)
+    cases = asked_cases(chosen, options.part, options.data)[: options.limit]
     texts = Texts(folder / f"{options.set}-texts.jsonl", [case.id for case in cases[:PAIRS]])
     if options.pairs:
         print(f"{texts.export(cases, options.pairs)} pairs in {options.pairs}")
@@ -512,7 +561,7 @@ def main() -> None:
     if options.plan:
         return None
     folder.mkdir(parents=True, exist_ok=True)
-    needed = {member for way in ways for member in chosen.ways[way].members}
+    needed = {LEAD, *(member for way in ways for member in chosen.ways[way].members)}
     members = {key: member_of(file) for key, file in FILES.items() if key in needed}
     asker = Asker(options.set, members, texts.save)
     ask_all(asker, options.set, ways, cases, answers, options.at_once)

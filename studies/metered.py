@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from langchain_specfuse.core.member import Probe
@@ -21,16 +21,21 @@ class Usage:
     """Tokens that went through a model, including those of prompts."""
     prompts: int = 0
     """How many of these were tokens of prompts."""
+    requests: int = 0
+    """Requests to a chat model."""
 
     def since(self, before: Usage) -> Usage:
         return Usage(
-            self.passes - before.passes, self.read - before.read, self.prompts - before.prompts
+            self.passes - before.passes,
+            self.read - before.read,
+            self.prompts - before.prompts,
+            self.requests - before.requests,
         )
 
 
 class Meter:
-    """The usage of every question, by its text. Only the workers' threads write to it, and each
-    question is asked by one caller at a time."""
+    """The usage of every question, by the conversation's first message of the user. Only the
+    workers' threads write to it, and each question is asked by one caller at a time."""
 
     def __init__(self) -> None:
         self._by_text: dict[str, Usage] = defaultdict(Usage)
@@ -38,12 +43,15 @@ class Meter:
 
     def of(self, text: str) -> Usage:
         """A copy of the usage so far."""
-        usage = self._by_text[text]
-        return Usage(usage.passes, usage.read, usage.prompts)
+        return replace(self._by_text[text])
+
+    def request(self, text: str) -> None:
+        """Count a request to a chat model."""
+        self._by_text[text].requests += 1
 
     def count(self, name: str, job: DraftJob | ScoreJob, reply: Any) -> None:
         """Count one reply of this member."""
-        usage = self._by_text[job.query.turns[-1].text]
+        usage = self._by_text[next(turn.text for turn in job.query.turns if turn.role == "user")]
         effort = getattr(reply, "effort", None)
         if effort is not None:
             usage.read += effort.read

@@ -2,20 +2,21 @@
 most 40 words". If a text keeps such a rule, so does every beginning of it.
 
 There are two sources: templates of our own, and the prompts of IFEval's even half that contain such
-a rule. IFEval's prompts with rules that were examined before this study (no commas, lowercase,
-forbidden words) are left out.
+a rule. The first study left out IFEval's prompts with rules that had been examined before it (no
+commas, lowercase, forbidden words). The second has other tasks, and of these prompts those that no
+member has been asked.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cases import DEVELOPMENT, SEALED, Case, Grade, part_of
+from cases import DEVELOPMENT, SEALED, Case, Grade, hashed, part_of
 
 from langchain_specfuse import checks
 
@@ -178,6 +179,51 @@ DEVELOPMENT_TASKS: tuple[tuple[str, str, str], ...] = (
     ("Describe a street market in the evening.", "people", "food"),
 )
 """Tasks of the development questions. No sealed question uses them."""
+NEW_TASKS: tuple[tuple[str, str, str], ...] = (
+    ("Describe a harbour at dawn.", "boats", "water"),
+    ("Explain how a bicycle stays upright.", "wheels", "balance"),
+    ("Write a short letter to a teacher about a missed exam.", "exam", "sorry"),
+    ("Tell a story about a fox that visits a school.", "fox", "children"),
+    ("Give advice to somebody who begins to run.", "shoes", "slowly"),
+    ("Describe the smell of freshly ground coffee.", "aroma", "rich"),
+    ("Explain why the moon changes its shape.", "sun", "light"),
+    ("Write a product description for a wooden chair.", "comfortable", "wood"),
+    ("Recommend three ways to spend a long train journey.", "read", "music"),
+    ("Explain what a post office does.", "letters", "mail"),
+    ("Write a welcome message for guests of a small guesthouse.", "welcome", "stay"),
+    ("Describe how to wash a woollen pullover.", "water", "gentle"),
+    ("Tell a child what an echo is.", "sound", "wall"),
+    ("Write an apology from a bus company for a long delay.", "delay", "bus"),
+    ("Describe a crowded beach in August.", "sand", "people"),
+    ("Explain how a thermometer works.", "temperature", "liquid"),
+    ("Write a short speech for the opening of a swimming pool.", "pool", "community"),
+    ("Give tips for sleeping in a tent.", "tent", "warm"),
+    ("Tell a story about two brothers who build a raft.", "raft", "river"),
+    ("Explain what a loan is to a child.", "money", "bank"),
+    ("Write an invitation to a concert in a church.", "music", "church"),
+    ("Describe an empty theatre.", "stage", "seats"),
+    ("Explain why people wash their hands.", "germs", "soap"),
+    ("Write a review of a loud restaurant by a road.", "food", "noise"),
+    ("Give advice to somebody who moves to another country.", "language", "culture"),
+    ("Explain how a kite flies.", "wind", "string"),
+    ("Describe your ideal garden.", "flowers", "trees"),
+    ("Tell a story about a clock that runs backwards.", "clock", "time"),
+    ("Write a note that asks a colleague to water plants.", "plants", "water"),
+    ("Explain what makes soap bubbles round.", "surface", "air"),
+    ("Describe the work of a nurse.", "patients", "care"),
+    ("Give reasons to learn a second language.", "language", "people"),
+    ("Write a short advertisement for a flower shop.", "flowers", "fresh"),
+    ("Explain how to clean a window.", "water", "cloth"),
+    ("Tell a story about a suitcase that is exchanged by mistake.", "suitcase", "airport"),
+    ("Describe a drive through a desert.", "sand", "road"),
+    ("Explain what an orchestra conductor does.", "music", "musicians"),
+    ("Write a message to a family after a long winter.", "spring", "family"),
+    ("Give advice for a first visit to an opera.", "opera", "music"),
+    ("Explain why ice floats on water.", "water", "dense"),
+    ("Describe an old bridge in a village.", "stone", "bridge"),
+    ("Write a complaint about a parcel that never arrived.", "parcel", "delivery"),
+)
+"""Tasks of the second study, written on 28 November 2026, before any member was asked them."""
 EACH = 16
 """Sealed questions of each kind of rule."""
 LETTERS = "kwpgbvfy"
@@ -314,16 +360,18 @@ def _case(name: str, kind: str, asked: str, rules: tuple[Rule, ...]) -> Case:
     )
 
 
-def templates(part: str) -> Iterator[Case]:
-    """Our own questions. Every kind of rule is combined with different tasks."""
-    tasks, count = (TASKS, EACH) if part == SEALED else (DEVELOPMENT_TASKS, 1)
+def templates(part: str, sealed: Sequence[tuple[str, str, str]] = TASKS) -> Iterator[Case]:
+    """Our own questions. Every kind of rule is combined with different tasks. ``sealed``: the tasks
+    of the sealed part."""
+    tasks, count = (sealed, EACH) if part == SEALED else (DEVELOPMENT_TASKS, 1)
+    label = "new" if tasks is NEW_TASKS else part
     kinds: list[tuple[Any, ...]] = [(rule,) for rule in RULES] + list(PAIRS)
     for position, kind in enumerate(kinds):
         repeats = count if len(kind) == 1 or part == DEVELOPMENT else count // 4
         for number in range(repeats):
             task = tasks[(5 * position + number) % len(tasks)]
             rules = [rule(task, number) for rule in kind]
-            yield case_of(f"{part} {position}-{number}", task[0], *rules)
+            yield case_of(f"{label} {position}-{number}", task[0], *rules)
 
 
 # --- IFEval ---------------------------------------------------------------------------------------
@@ -340,6 +388,33 @@ def published(folder: Path) -> Iterator[Case]:
         rules = [rule for name, values in given if (rule := _published_rule(name, values))]
         if rules:
             yield _case(f"ifeval {one['key']}", "ifeval", one["prompt"], tuple(rules))
+
+
+def unopened(folder: Path) -> Iterator[Case]:
+    """The prompts of IFEval's even half that no member has been asked and that have one of the
+    rules that :func:`published` leaves out. Prompts that want themselves repeated cannot keep it."""
+    asked = {case.text for case in published(folder)}
+    for line in (folder / "ifeval-even.jsonl").read_text().splitlines():
+        one = json.loads(line)
+        names = one["instruction_id_list"]
+        is_new = int(hashed(one["prompt"]), 16) % 3 == 1 and one["prompt"] not in asked
+        if not is_new or "combination:repeat_prompt" in names:
+            continue
+        given = zip(names, one["kwargs"], strict=True)
+        rules = [_examined_rule(name, values) for name, values in given if name in EXAMINED_BEFORE]
+        if rules:
+            yield _case(f"ifeval {one['key']}", "ifeval", one["prompt"], tuple(rules))
+
+
+def _examined_rule(name: str, values: Mapping[str, Any]) -> Rule:
+    """One of the rules of ``EXAMINED_BEFORE``."""
+    if name == "punctuation:no_comma":
+        return Rule(name, "", checks.forbids(","), lacks(","))
+    if name == "change_case:english_lowercase":
+        return Rule(name, "", checks.lowercase(), lacks("[A-Z]"))
+    words = "|".join(map(re.escape, values["forbidden_words"]))
+    pattern = rf"(?i)\b(?:{words})\b"
+    return Rule(name, "", checks.forbids(pattern), lacks(pattern))
 
 
 def _published_rule(name: str, values: Mapping[str, Any]) -> Rule | None:
@@ -376,3 +451,10 @@ def cases(part: str, folder: Path) -> list[Case]:
     """The questions of a part. One IFEval prompt in eight is a development question."""
     prompts = [case for case in published(folder) if part_of(case.text, 8) == part]
     return [*templates(part), *prompts]
+
+
+def new_cases(part: str, folder: Path) -> list[Case]:
+    """The questions of the second study. Its development questions are those of the first."""
+    if part == DEVELOPMENT:
+        return cases(part, folder)
+    return [*templates(part, NEW_TASKS), *unopened(folder)]

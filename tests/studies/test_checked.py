@@ -13,7 +13,18 @@ import rows
 import rules
 import sources
 from cases import DEVELOPMENT, SEALED, Case, Grade
-from checked import EQUAL, LEAD, RETRIES, Answer, Asker, Attempt, Texts
+from checked import (
+    CHAT,
+    EQUAL,
+    LEAD,
+    RETRIES,
+    SILENT,
+    TOLD,
+    Answer,
+    Asker,
+    Attempt,
+    Texts,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -77,6 +88,16 @@ def test_enough_questions_are_sealed(data):
     assert len([*rules.templates(SEALED)]) >= 240
     assert len(sources.cases(SEALED)) >= 240
     assert checked.SETS["code"].count >= 200
+
+
+def test_the_second_study_asks_questions_that_the_first_did_not(data):
+    for name, old in (("new-rules", "rules"), ("new-sources", "sources")):
+        new = checked.asked_cases(checked.SETS[name], SEALED, data)
+        asked = checked.asked_cases(checked.SETS[old], SEALED, data)
+        tried = checked.asked_cases(checked.SETS[old], DEVELOPMENT, data)
+        assert len(new) >= 144
+        assert not {case.text for case in new} & {case.text for case in [*asked, *tried]}
+        assert not {case.id for case in new} & {case.id for case in [*asked, *tried]}
 
 
 def test_prompts_with_rules_that_were_looked_at_or_that_beginnings_break_are_left_out(data):
@@ -268,6 +289,28 @@ def test_an_answer_that_is_short_or_was_ended_by_a_check_is_not_good(
 ):
     answer = answered("checked", "q", attempt, limits_length=limits_length)
     assert checked.is_good("rules", answer, answered(LEAD, "q", GOOD)) == is_good
+
+
+def test_the_table_counts_answers_much_shorter_than_the_leads():
+    short = replace(GOOD, words=34)
+    answers = [answered(LEAD, f"q{n}", GOOD) for n in range(3)]
+    answers += [answered("checked", f"q{n}", short, limits_length=n == 2) for n in range(3)]
+    row = next(row for row in checked.table("rules", answers) if row["way"] == "checked")
+    assert (row["kept"], row["good"], row["short"]) == (3, 1, 2)
+
+
+def test_answers_of_a_chat_model_are_compared_with_its_own_without_checks():
+    answers = [answered(LEAD, "q", BAD), answered(CHAT, "q", GOOD), answered(TOLD, "q", GOOD)]
+    answers.append(answered(SILENT, "q", BAD))
+    rows = {row["way"]: row for row in checked.table("new-rules", answers)}
+    assert rows[TOLD]["against chat, silent"]["won"] == 1 and "against lead" not in rows[TOLD]
+    assert rows[TOLD]["against chat"]["won"] == 0 and rows[SILENT]["passes"] == 1.0
+
+
+def test_a_chat_model_is_asked_in_messages_and_its_requests_are_counted(tmp_path):
+    ask = Asker("new-rules", {"lead": ScriptedMember("One two.", name="a")}, lambda *_: None)
+    attempt = ask.answer(CHAT, CASES[0]).final
+    assert attempt.right and attempt.requests == 1 and attempt.passes >= 2
 
 
 def test_retries_at_equal_passes_cost_at_least_what_checked_answers_cost():

@@ -12,7 +12,7 @@ STUDIES = Path(__file__).parents[2] / "studies"
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("script", ["checked", "transcripts"])
+@pytest.mark.parametrize("script", ["checked", "evasion", "transcripts"])
 def test_a_script_says_what_its_arguments_are(script, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [script, "--help"])
     with pytest.raises(SystemExit) as ended:
