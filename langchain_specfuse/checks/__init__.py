@@ -21,6 +21,11 @@ from ..core.checks import Check as Check
 from ..core.checks import CheckContext as CheckContext
 from ..core.checks import fault as fault
 from .code import python as python
+from .personal import CARD as CARD
+from .personal import EMAIL as EMAIL
+from .personal import IBAN as IBAN
+from .personal import IP as IP
+from .personal import PHONE as PHONE
 from .placing import at as at
 from .schemas import json_schema as json_schema
 from .sources import grounded as grounded

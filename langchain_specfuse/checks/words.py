@@ -14,6 +14,7 @@ from typing import Any
 
 from ..core.checks import Check, Finding, places_in
 from ..errors import UsageError, advised, amount
+from .personal import PersonalPattern
 
 _SHOWN = 40
 """Longer patterns are shortened in the names of checks."""
@@ -29,8 +30,9 @@ _PLAIN = re.compile(f"(?:{_CHARACTER.pattern})+")
 # --- patterns -------------------------------------------------------------------------------------
 
 
-def forbids(pattern: str | re.Pattern[str]) -> Check:
-    """The answer contains nothing that matches this regular expression.
+def forbids(pattern: str | re.Pattern[str] | PersonalPattern) -> Check:
+    """The answer contains nothing that matches this regular expression, or this kind of personal
+    data: ``EMAIL``, ``CARD``, ``IBAN``, ``IP`` or ``PHONE`` of this module.
 
     >>> check = forbids("(?i)guarantee")
     >>> check.name, check.function("We Guarantee it.")
@@ -42,6 +44,9 @@ def forbids(pattern: str | re.Pattern[str]) -> Check:
     character). Of a longer match of another pattern, the first words may have been shown. Nothing
     can interrupt Python's ``re``: a pattern that backtracks without end blocks the whole process.
     """
+    if isinstance(pattern, PersonalPattern):
+        check = _ready(ForbidsPersonal(pattern), f"forbids({pattern.name})", judges_reasoning=True)
+        return replace(check, pending=pattern.pending, private=True)
     compiled = _compiled(pattern)
     function = Forbids(compiled.pattern, compiled.flags)
     check = _ready(function, f"forbids({_shown(compiled.pattern)})", judges_reasoning=True)
@@ -69,6 +74,17 @@ class Forbids:
         if not found[0].strip():
             reason = f"matches {_shown(self.pattern)}"
         return Finding(reason, *found.span())
+
+
+@dataclass(frozen=True, slots=True)
+class ForbidsPersonal:
+    """The function of :func:`forbids` with a pattern for personal data, which no reason repeats."""
+
+    pattern: PersonalPattern
+
+    def __call__(self, text: str) -> Finding | None:
+        spans = self.pattern.find(text)
+        return Finding(f"contains {self.pattern.noun}", *spans[0]) if spans else None
 
 
 @dataclass(frozen=True, slots=True)
