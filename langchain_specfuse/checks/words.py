@@ -12,7 +12,8 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..core.checks import Check, Finding, places_in
+from ..core.checks import Check, Finding
+from ..core.sentences import sentence_ends
 from ..errors import UsageError, advised, amount
 from .personal import PersonalPattern
 
@@ -201,8 +202,8 @@ def max_sentences(n: int) -> Check:
     >>> max_sentences(1).function("It is 9.30. Hurry")
     'has 2 sentences, more than 1'
 
-    A sentence contains a letter, and ends with a punctuation mark before a space or with an empty
-    line. So "Dr. No" counts as two sentences, and the numbers of a list as none.
+    A sentence contains a letter. It ends with a punctuation mark, an empty line, an item of a list
+    or a heading, but not with an abbreviation ("Dr. No") or the number of an item.
     """
     return _ready(MaxSentences(_count(n, "max_sentences")), f"max_sentences({n})")
 
@@ -214,7 +215,7 @@ class MaxSentences:
     n: int
 
     def __call__(self, text: str) -> str | None:
-        ends, _ = places_in("sentence", text, False)
+        ends = sentence_ends(text)
         starts = [0, *ends]
         sentences = [text[start:end] for start, end in zip(starts, [*ends, len(text)], strict=True)]
         count = sum(any(map(str.isalpha, sentence)) for sentence in sentences)

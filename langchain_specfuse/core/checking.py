@@ -32,6 +32,7 @@ from .checks import (
 from .options import Settings
 from .panel import Panel
 from .round import Rejection
+from .sentences import MARKS
 from .values import Draft, DraftJob, Sampling
 
 Steps: TypeAlias = Generator[CheckAsk, Verdicts, Any]
@@ -48,7 +49,6 @@ MANY = 8
 TEXT = ".text has what was streamed"
 TAIL = 200
 """A rejection has at most this many characters of the text before the draft."""
-SENTENCE_ENDS = frozenset(".!?。！？")
 SEARCHED = ("segment", "sentence", "line")
 """Checks at these places run on the beginnings of a draft, to find its fault."""
 SEED_STEP = 7919
@@ -512,7 +512,7 @@ class Checking:
         all_others = {token for token, _ in others}
         refused = {token for (token, _), verdict in pairs if verdict.reason is not None}
         words = {token: text for token, text in others if _begins_word(text, before)}
-        ends = {token for token, text in others if text.strip() in SENTENCE_ENDS} - refused
+        ends = {token for token, text in others if text.strip() in MARKS} - refused
         excluded = redraft.excluded.setdefault(writer.author, set())
         refused_text = item.after.text[cut : fault.place]
         same_word = [

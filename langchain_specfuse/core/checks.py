@@ -21,6 +21,7 @@ from typing import Any, Literal, TypeAlias
 
 from ..errors import UsageError, advised
 from .answer import is_safe, joined
+from .sentences import units
 from .values import ToolCall
 
 Place: TypeAlias = Literal["segment", "sentence", "line", "block", "answer", "call"]
@@ -207,8 +208,6 @@ Verdicts: TypeAlias = Sequence[Verdict]
 
 # --- where a check runs ---------------------------------------------------------------------------
 
-_SENTENCE = re.compile(r"[.!?…]+[\"'”’»)\]]*(?=\s)|[。！？]+[」』”’]*|\n(?=\s*\n)")
-_SENTENCE_MARKS = frozenset(".!?…\"'”’»)]。！？」』")
 _LINE = re.compile("\n")
 _FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[^\n]*$", re.MULTILINE)
 
@@ -233,9 +232,7 @@ def places_in(at: Place, text: str, complete: bool, start: int = 0) -> tuple[lis
     if at == "segment":
         places = [len(text) if complete else _last_seam(text)]
     elif at == "sentence":
-        while start > 0 and text[start - 1] in _SENTENCE_MARKS:
-            start -= 1  # more marks may have followed
-        places = [match.end() for match in _SENTENCE.finditer(text, start)]
+        places = units(text, start)
     elif at == "line":
         places = [match.end() for match in _LINE.finditer(text, start)]
     else:

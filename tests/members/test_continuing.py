@@ -129,6 +129,7 @@ BY_HAND = [
         " Of course, violet is scattered more.",
     ),
     (WHOLE, "The same holds for smoke.", "instruct", " The same holds for smoke."),
+    (f"{WHOLE}[1]", "The same holds for smoke.", "instruct", " The same holds for smoke."),
     (
         WHOLE,
         "Red light passes the air, so sunsets are red.",

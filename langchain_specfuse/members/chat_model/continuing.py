@@ -15,6 +15,7 @@ from itertools import takewhile, zip_longest
 from operator import eq
 
 from ...core.answer import is_safe
+from ...core.sentences import MARKS, STARTS, TRAILER
 from .openers import is_of_rest, opener, opener_is_said
 from .ways import QUOTED
 from .words import words_of
@@ -31,22 +32,13 @@ BEGINNING = 40
 OPENING, CLOSING = "([{", ".,;:!?)]}"
 """No space follows the former, or precedes the latter."""
 _QUOTE = re.compile(r'(?<!\\)"')
-_SENTENCE_END = re.compile(r"""[.!?:;。！？：…|][)\]}"'”’»*_`]*$""")
+_SENTENCE_END = re.compile(rf"[{''.join(sorted(MARKS))}:;：|]{TRAILER}$")
 _ITEM = re.compile(r"\s*([#>|]|[-*+•]\s|\d+[.)]\s|```)")
 """The beginning of a line that need not be, or follow, a sentence: a heading, an item, a row."""
 _LINE = re.compile(r"[-*+•]\s|\d+[.)]\s|#{1,6}\s")
 """The beginning of a line that may follow a line of that kind. Models leave out the line break
 before it."""
 _OBJECT = re.compile(r'\s*(\{|\[\s*[{"])')
-_SENTENCE_STARTS = """
-    The A An This That These Those It Its There Here In On At When While If As For From We Our They
-    You Your He She Because Since Most Many Some All What Why How To
-    Der Die Das Dass Ein Eine Es Im Wir Weil Wenn Dieser Diese Dieses Um Zu Ja
-    Un Une Il Elle Ce Cette Ces Dans Parce Nous Una Este Esta Es Se Porque Questo Questa
-"""
-"""English, German, French, Spanish and Italian words that have a capital only where a sentence
-begins; none that begins a name in another language, such as "La" and "Los"."""
-_FIRST_WORDS = frozenset(_SENTENCE_STARTS.split())
 _SHORT_WORDS = """
     the and are was were for its has had have but not you can all one our his her she with that this
     from they them their there into more most than which will would been being when what who how why
@@ -265,7 +257,7 @@ class Opening:
         """Whether a reply that begins with this word, in the middle of a sentence, has started
         over."""
         plain = re.sub(r"\W+$", "", first)
-        if plain in _FIRST_WORDS:
+        if plain in STARTS:
             return True
         if not first[:1].isupper():
             return False
