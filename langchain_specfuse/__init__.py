@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .chat.errors import PromptTooLongError as PromptTooLongError
     from .chat.errors import TooBusyError as TooBusyError
     from .chat.members import unload as unload
+    from .chat.middleware import SpecFuseChecks as SpecFuseChecks
     from .chat.model import ChatSpecFuse as ChatSpecFuse
     from .chat.model import SpecFuseChatModel as SpecFuseChatModel
     from .core.options import METHODS as METHODS
@@ -52,6 +53,7 @@ _NAMES = {
     "chat.decisions": "SpecFuseDecisionModel",
     "chat.errors": "AnswerTimeoutError MemberNotFoundError PromptTooLongError TooBusyError",
     "chat.members": "unload",
+    "chat.middleware": "SpecFuseChecks",
     "chat.model": "ChatSpecFuse SpecFuseChatModel",
     "core.options": "METHODS Method",
     "demo": "demo_members",
@@ -70,6 +72,7 @@ _EXTRAS = {
     "LlamaCppMember": "llamacpp",
     "RayMember": "ray",
     "ServerMember": "server",
+    "SpecFuseChecks": "agents",
     "TransformersMember": "transformers",
     "VllmMember": "server",
 }

@@ -92,7 +92,7 @@ THIRD_PARTY = {
         key: {"members/server/chat.py"}
         for key in ("langchain_ollama", "langchain_openai", "openai")
     },
-    "langchain": {"members/chat_model/"},
+    "langchain": {"members/chat_model/", "chat/middleware.py"},
     "langsmith": {"members/chat_model/"},
     "fastapi": {"serve/"},
     "starlette": {"serve/"},

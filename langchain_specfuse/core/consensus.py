@@ -171,8 +171,11 @@ def answers(query: Query, settings: Settings, panel: Panel, referee: Referee = F
         yield last_round(1, panel, before, ended, drafts, clock, checking, "")
         return
     if not agreed:
-        agreed = [_greedy(before, drafts, settings.samples)]
-        checking.keep(agreed[0].name)
+        kept = _greedy(before, drafts, settings.samples)
+        if _has_calls(answer_of(kept.member), drafts[kept.name]):  # an agent would run them
+            raise checking.none_passed(judged, len(drafts))
+        agreed = [kept]
+        checking.keep(kept.name)
     agreed_drafts = {voter.name: drafts[voter.name] for voter in agreed}
     answer = answer_of(agreed[0].member)
     thoughts = yield from checking.thoughts(agreed_drafts, answer)
@@ -190,6 +193,11 @@ def _greedy(panel: Panel, drafts: Mapping[str, Draft], samples: int) -> Voter:
     """The lead's own answer, or that of the first member that gave one; a further sample only if
     no member gave a first one."""
     return next(voter for voter in voters(panel, samples) if voter.name in drafts)
+
+
+def _has_calls(answer: Answer, draft: Draft) -> bool:
+    """Whether this draft, which begins the answer, contains tool calls."""
+    return bool(draft.calls) or bool(answer.referee.calls(answer.text + draft.text))
 
 
 def whole_answers(

@@ -22,6 +22,7 @@ from .shell import Actor
 
 EXAMPLES = {path.stem: path for path in sorted((ROOT / "examples").glob("*.py"))}
 SCRIPTED = {
+    "agent_checks": " [pays 900, more than 100]\n [paid 90]\n",
     "async_batch": "1 2 3 4 5 6 7 8 9 done.",
     "code_that_runs": "agreed by bob and dan",
     "endpoint": "|\nwritten by {'ann': 1.0}",
