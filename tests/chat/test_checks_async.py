@@ -23,6 +23,7 @@ from langchain_specfuse import CheckError, ScriptedMember, SpecFuseChatModel
 from langchain_specfuse.chat.errors import AnswerTimeoutError
 from langchain_specfuse.core.checks import Check, CheckContext
 from langchain_specfuse.engine import worker
+from tests import late
 
 from .conftest import BLUE, LIMIT_S, WIDE, asked, auntil, free, until
 
@@ -186,7 +187,7 @@ async def test_the_time_limit_of_an_answer_holds_while_a_check_hangs(
     gate: Gate, kind: str, way: str
 ) -> None:
     llm = llm_of(patient(getattr(gate, kind)), timeout=0.3)
-    with pytest.raises(AnswerTimeoutError) as raised:
+    with late.answers_only_where(gate.inside.is_set), pytest.raises(AnswerTimeoutError) as raised:
         await asked(llm, way)
     assert raised.value.text and BLUE.startswith(raised.value.text)
     assert await auntil(lambda: free(llm))
@@ -212,7 +213,10 @@ async def test_a_slow_check_delays_the_answer_and_changes_nothing(way: str) -> N
 @pytest.mark.parametrize("kind", ["plain", "coroutine"])
 async def test_a_check_that_takes_too_long_ends_the_answer(gate: Gate, way: str, kind: str) -> None:
     llm = llm_of(Check(getattr(gate, kind), "judge", timeout_s=0.1), on_failure="end")
-    with pytest.raises(CheckError, match=r"judge.*took longer than 0\.1 s") as raised:
+    with (
+        late.only_where(lambda check: gate.inside.is_set()),
+        pytest.raises(CheckError, match=r"judge.*took longer than 0\.1 s") as raised,
+    ):
         await asked(llm, way)
     assert raised.value.text and BLUE.startswith(raised.value.text)
     assert await auntil(lambda: free(llm))

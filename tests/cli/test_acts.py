@@ -143,7 +143,7 @@ def test_ctrl_c_ends_the_demo_at_once_and_its_process_too():
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
     assert process.returncode == INTERRUPTED and "Traceback" not in err
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 10
     assert len(children) == 1 and not _runs(children[0])
 
 

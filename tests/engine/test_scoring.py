@@ -12,6 +12,7 @@ from langchain_specfuse.core.options import Settings
 from langchain_specfuse.core.values import Candidate, Failure, Query, Scored, ScoreJob, Turn
 from langchain_specfuse.engine.ensemble import Ensemble
 from langchain_specfuse.engine.scoring import Scorers
+from tests import late
 
 
 def job(number: int = 0) -> ScoreJob:
@@ -69,7 +70,7 @@ def test_every_member_scores_every_question_and_keeps_nothing(ask):
         assert sum(yes) > sum(no)
         yes, no = received["b"].logprobs
         assert sum(yes) < sum(no)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while any(member.open_queries for member in members) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not any(member.open_queries for member in members)
@@ -85,7 +86,8 @@ def test_a_member_that_fails_does_not_affect_the_others(ask, where):
 
 def test_a_member_that_takes_too_long_fails_alone(ask):
     members = [Broken("slow", name="bad", device="other"), ScriptedMember("yes", name="good")]
-    (received,) = ask(Scorers(Ensemble(members)), member_timeout=0.1)
+    with late.only_where(lambda name: name == "bad"):
+        (received,) = ask(Scorers(Ensemble(members)), member_timeout=0.1)
     assert received["bad"].kind == "timeout"
     assert isinstance(received["good"], Scored)
 

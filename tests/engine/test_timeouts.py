@@ -13,6 +13,7 @@ from langchain_specfuse.core.options import Settings
 from langchain_specfuse.engine import Ensemble
 from langchain_specfuse.errors import EnsembleError
 from langchain_specfuse.members.scripted import ScriptedMember
+from tests import late
 
 from .conftest import (
     BLUE,
@@ -127,14 +128,10 @@ def test_whichever_members_time_out_no_word_is_lost(second):
 
     async def crowd():
         settings = Settings(segment_tokens=2, lead=None, member_timeout=0.05)
-        return await asyncio.gather(
-            *(collected(ensemble, query(), settings) for _ in range(20)),
-            return_exceptions=True,
-        )
+        return await asyncio.gather(*(collected(ensemble, query(), settings) for _ in range(20)))
 
-    answers = asyncio.run(crowd())
-    # On a busy machine all members may time out.
-    whole = [rounds for rounds in answers if not isinstance(rounds, EnsembleError)]
+    with late.only_where(lambda name: name != "c"):
+        whole = asyncio.run(crowd())
     assert any(kind == "timeout" for rounds in whole for _, kind, _ in departures(rounds))
     for rounds in whole:
         assert is_whole(text(rounds))

@@ -24,6 +24,7 @@ from langchain_specfuse import (
     SpecFuseChatModel,
     checks,
 )
+from tests import late
 from tests.members.continued import begun_in
 
 from .record import asked, events_in_order, identity, streamed, traced
@@ -212,19 +213,21 @@ class WaitingMember(ScriptedMember):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.released = threading.Event()
+        self.hanging, self.released = threading.Event(), threading.Event()
 
     def draft(self, jobs: Any) -> Any:
         if any(job.answer for job in jobs):
+            self.hanging.set()
             self.released.wait(60)
         return super().draft(jobs)
 
 
 def late_member() -> dict[str, Any]:
     waiting = WaitingMember(BLUE, name="cem", device="another")
-    llm = model([*members(ann=BLUE, bob=WIDE), waiting], member_timeout=3.0)
+    llm = model([*members(ann=BLUE, bob=WIDE), waiting], member_timeout=0.2)
     try:
-        return asked(llm, QUESTION)
+        with late.only_where(lambda name: name == "cem" and waiting.hanging.is_set()):
+            return asked(llm, QUESTION)
     finally:
         waiting.released.set()
 
@@ -232,7 +235,8 @@ def late_member() -> dict[str, Any]:
 def late_answer() -> dict[str, Any]:
     waiting = WaitingMember(BLUE, name="ann")
     try:
-        return {"runs": traced(model([waiting], timeout=0.5), QUESTION)}
+        with late.answers_only_where(waiting.hanging.is_set):
+            return {"runs": traced(model([waiting], timeout=0.5), QUESTION)}
     finally:
         waiting.released.set()
 

@@ -1,5 +1,5 @@
 """An answer that nobody waits for any more ends its request: the server sees the connection closed
-within a second, whichever way the answer was cancelled."""
+at once, whichever way the answer was cancelled."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from langchain_core.runnables import Runnable
 
 from .remote import KINDS, Remote, running, until
 
-WITHIN_S = 1.0
+WITHIN_S = 10.0
+"""Far less than a reply takes that hangs or is read to its end, and more than a machine pauses."""
 
 
 @pytest.fixture(params=KINDS)

@@ -14,6 +14,7 @@ import pytest
 from langchain_openai import ChatOpenAI
 
 from langchain_specfuse import ChatModelMember, ScriptedMember, SpecFuseChatModel
+from tests import late
 
 from .conftest import until
 
@@ -98,16 +99,17 @@ def writers(text: str) -> list[str]:
 def test_another_endpoint_continues_where_one_is_killed_or_hangs(endpoint, how, kind):
     first, second = endpoint("a", 0.1), endpoint("b", 0.0)
     llm = SpecFuseChatModel(
-        members=[first.member(), second.member()], segment_tokens=2, member_timeout=2.0
+        members=[first.member(), second.member()], segment_tokens=2, member_timeout=1.0
     )
     text, struck, exits = "", False, []
-    for chunk in llm.stream("Count."):
-        text += chunk.text
-        if len(text.split()) >= 6 and not struck:
-            assert second.lines[1:] == [], "the reserve has been sent no request"
-            first.process.send_signal(getattr(signal, how))
-            struck = True
-        exits += chunk.response_metadata.get("specfuse", {}).get("exits", [])
+    with late.only_where(lambda name: name == "a" and struck and how == "SIGSTOP"):
+        for chunk in llm.stream("Count."):
+            text += chunk.text
+            if len(text.split()) >= 6 and not struck:
+                assert second.lines[1:] == [], "the reserve has been sent no request"
+                first.process.send_signal(getattr(signal, how))
+                struck = True
+            exits += chunk.response_metadata.get("specfuse", {}).get("exits", [])
     assert numbers(text) == list(range(WORDS)) and writers(text) == ["a", "b"]
     assert [(left["member"], left["kind"]) for left in exits] == [("a", kind)]
     message = llm.invoke("Count.")

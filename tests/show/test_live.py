@@ -15,6 +15,7 @@ from serve.test_refusals import SECRET, Telling
 
 from langchain_specfuse import ScriptedMember, Trace, TraceCallbackHandler, checks
 from langchain_specfuse.serve import Limits
+from tests import late
 
 from .runs import HOSTILE, SCRIPTS
 
@@ -271,7 +272,8 @@ def test_who_leaves_and_who_goes_on_is_said_at_its_place_in_the_text(serve, open
     llm = ensemble(first, BLUE, BLUE, lead="a", member_timeout=0.5)
     one = opened(url=serve(llm).url)
     heard = hearing(one)
-    ask(one, "Why?")
+    with late.only_where(lambda name: name == "a" and how == "too slow"):
+        ask(one, "Why?")
     hanging.go_on.set()
     said = f"a left ({how}); b goes on"
     parts = one.page.eval_on_selector_all(

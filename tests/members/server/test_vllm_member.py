@@ -27,7 +27,7 @@ import pytest
 from langchain_specfuse import Method, SpecFuseChatModel, VllmMember, unload
 from langchain_specfuse.core.values import Draft, DraftJob, Failure, Sampling
 from langchain_specfuse.errors import MemberError, UsageError
-from langchain_specfuse.members.server import process, vllm_server
+from langchain_specfuse.members.server import client, process, vllm_server
 
 from .. import lora, tiny
 from ..fake_server import INST_END, FakeServer
@@ -291,9 +291,14 @@ def test_modules_in_the_working_directory_are_not_imported(
 
 @pytest.mark.parametrize("work", ["stream", "draft"])
 def test_the_death_of_its_server_is_known_at_once(
-    models: dict[str, FakeServer], folder: str, starts: Starts, work: str
+    models: dict[str, FakeServer],
+    folder: str,
+    starts: Starts,
+    monkeypatch: pytest.MonkeyPatch,
+    work: str,
 ) -> None:
     """Three retries of a dead connection took 1.5 s before a reserve could go on."""
+    monkeypatch.setattr(client, "FIRST_PAUSE_S", 5.0)
     member = VllmMember(folder)
     member.probe()
     server, go, waits = models[folder], threading.Event(), threading.Event()
@@ -329,16 +334,21 @@ def test_the_death_of_its_server_is_known_at_once(
     *drafts, failure = replies
     assert isinstance(failure, Failure) and failure.kind == "error"
     assert bool(drafts) == (work == "stream")
-    assert failed_at[0] - killed < 0.3
+    assert failed_at[0] - killed < 4
     member.unload()
 
 
 @pytest.mark.parametrize("at", [0, 6], ids=["before its first token", "in mid-sentence"])
 def test_the_death_of_a_lead_is_followed_by_text_of_its_reserve_at_once(
-    models: dict[str, FakeServer], folder: str, starts: Starts, at: int
+    models: dict[str, FakeServer],
+    folder: str,
+    starts: Starts,
+    monkeypatch: pytest.MonkeyPatch,
+    at: int,
 ) -> None:
     """Measured: 16 to 50 ms from the signal to the next text. Retries of a dead connection made it
     1.5 s."""
+    monkeypatch.setattr(client, "FIRST_PAUSE_S", 5.0)
     here, served = tiny.member("llama", 1, name="here"), VllmMember(folder, name="served")
     llm = SpecFuseChatModel(members=[served, here], lead="served", max_tokens=40)
     llm.invoke(QUESTION)  # and the reserve is loaded
@@ -373,7 +383,7 @@ def test_the_death_of_a_lead_is_followed_by_text_of_its_reserve_at_once(
     assert [exit["member"] for exit in whole.response_metadata["specfuse"]["exits"]] == ["served"]
     waited_s = next(moment for moment in arrived if moment > killed[0]) - killed[0]
     print(f"{1000 * waited_s:.0f} ms from the death of the lead to the next text")
-    assert waited_s < 1.0
+    assert waited_s < 4
     served.unload()
 
 
