@@ -307,7 +307,16 @@ MEASURED: Mapping[str, tuple[Callable[[Any], str], str]] = {
         f"study-{name}": (partial(tables.checked, name=name), "studies/checked")
         for name in ("rules", "code", "sources")
     },
+    **{
+        f"study-{name}": (partial(tables.checked, name=name), "studies/again")
+        for name in ("new-rules", "new-sources")
+    },
+    **{
+        f"study-{name}-told": (partial(tables.checked, name=name, base="chat"), "studies/again")
+        for name in ("new-rules", "new-sources")
+    },
     "study-decisions": (tables.decisions, "studies/decisions"),
+    "study-evasion": (tables.evasion, "studies/evasion"),
     "study-fusion": (tables.fusion, "studies/fusion"),
     "study-lead": (tables.lead, "studies/lead"),
     "study-lora": (partial(tables.skills, members="lora"), "studies/specialists"),

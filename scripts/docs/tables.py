@@ -422,44 +422,55 @@ CHECKED = {
     "checked pair": "**with checks**, and a small member",
     "checked smollm2": "**with checks**, SmolLM2 writes first",
     "checked gemma": "**with checks**, Gemma writes first",
+    "chat": "the lead as a chat model, without checks",
+    "chat, silent": "with checks, without reasons",
+    "chat, told": "**with checks, and told the reasons**",
 }
 """Ways of ``studies/checked.py``, in words."""
 
 
-EXTRA = {"rules": ("rules kept", "kept"), "sources": ("invents a number", "with faults")}
-"""Set of questions -> a column of its own, and where its figures are."""
+EXTRA = {
+    "rules": {"rules kept": "kept"},
+    "sources": {"invents a number": "with faults"},
+    "new-rules": {"rules kept": "kept", "much shorter": "short"},
+    "new-sources": {"invents a number": "with faults"},
+}
+"""Set of questions -> columns of its own, and where their figures are."""
 
 
-def checked(results: Mapping[str, Result], name: str) -> str:
-    """Answers with checks, against the lead alone. Times come from a run of their own, because the
-    questions themselves were answered beside other work."""
+def checked(results: Mapping[str, Result], name: str, base: str = "lead") -> str:
+    """Answers with checks, against the lead alone, or against the lead as a chat model. Times come
+    from a run of their own, because the questions themselves were answered beside other work."""
     if name not in results:
         return nothing("studies/checked")
-    noun = "obey" if name == "rules" else "right"
-    heads = ["way", noun, "ended by a check", "won", "lost", "p", "passes"]
-    extra = EXTRA.get(name)
-    if extra:
-        heads.insert(2, extra[0])
+    noun = "obey" if name.endswith("rules") else "right"
+    extra = dict(EXTRA.get(name, {}))
+    if base == "chat":
+        extra["requests"] = "requests"
+    heads = ["way", noun, *extra, "ended by a check", "won", "lost", "p", "passes"]
     timed = _ways(results.get(f"{name}, timed"))
     if timed:
         heads += ["seconds", "first text"]
     cells = []
-    ways = _ways(results[name])
+    ways = {
+        way: row
+        for way, row in _ways(results[name]).items()
+        if way.startswith("chat") == (base == "chat")
+    }
     if ways.get(EQUAL, {}).get("passes") == ways.get("retries", {}).get("passes"):
         ways.pop(EQUAL, None)  # even all attempts cost no more passes than the checks
     for way, row in ways.items():
-        found = row.get("against lead", {})
+        found = row.get(f"against {base}", {})
         cell = [
             CHECKED[way],
             f"{row['good']} of {row['questions']}",
+            *(row[key] for key in extra.values()),
             row["failed"],
             found.get("won", ""),
             found.get("lost", ""),
             f"{found['p']:.2g}" if found else "",
             f"{row['passes']:.2f} times",
         ]
-        if extra:
-            cell.insert(2, row[extra[1]])
         if way in timed:
             cell += [f"{timed[way]['seconds']:.1f}", f"{timed[way]['first text']:.1f} s"]
         elif timed:
@@ -470,6 +481,31 @@ def checked(results: Mapping[str, Result], name: str) -> str:
         when = results[f"{name}, timed"]["commit"]
         notes = [f"times: the first {timed['lead']['questions']} questions, commit `{when}`"]
     return _joined(table(tuple(heads), cells), source("studies/checked", about, *notes))
+
+
+EVADING = {"smollm2": "SmolLM2-135M", "gemma": "Gemma-3-270M", "qwen": "Qwen2.5-Coder-1.5B"}
+
+
+def evasion(results: Result) -> str:
+    """Data that can still be read although a check forbids them, and what that costs."""
+    heads = ("model", "way", "readable", "backwards", "in words", "error", "short")
+    cells = [
+        (
+            EVADING[row["model"]],
+            f"**{row['way']}**" if row["way"] in ("forbids", "redact") else row["way"],
+            f"{row['readable']} of {row['answers']}",
+            *(row[name] for name in ("backwards", "in words", "error", "short")),
+        )
+        for row in results["rows"]
+        if row.get("model") and row["way"] != "without the datum"
+    ]
+    alarms = " and ".join(
+        f"{row['alarms']} of {row['texts']} ({row['way']})"
+        for row in results["rows"]
+        if "alarms" in row
+    )
+    note = f"texts with look-alikes that were refused or changed: {alarms}"
+    return _joined(table(heads, cells), source("studies/evasion", results, note))
 
 
 def checks_short(results: Mapping[str, Result]) -> str:

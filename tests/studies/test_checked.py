@@ -273,6 +273,21 @@ def test_the_table_of_the_docs_is_made_from_the_results(tmp_path, monkeypatch):
     assert "| 1.00 times | 6.0 | 1.0 s |" in tables.checked(results, name="rules")
 
 
+def test_the_tables_of_the_second_study_have_its_ways(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "scripts" / "docs"))
+    import tables
+
+    answers = [answered(way, "q", BAD) for way in (LEAD, CHAT, SILENT)]
+    answers += [answered("checked", "q", GOOD), answered(TOLD, "q", replace(GOOD, requests=2))]
+    rows.show(list(checked.table("new-rules", answers)), tmp_path / "again.json", "new-rules")
+    results = json.loads((tmp_path / "again.json").read_text())
+    own = tables.checked(results, name="new-rules")
+    assert "| **with checks** | 1 of 1 | 1 | 0 | 0 | 1 | 0 | 1 | 1.00 times |" in own
+    assert "reasons" not in own
+    told = tables.checked(results, name="new-rules", base="chat")
+    assert "told the reasons** | 1 of 1 | 1 | 0 | 2.0 | 0 | 1 | 0 | 1 | 1.00 times |" in told
+
+
 @pytest.mark.parametrize(
     ("attempt", "limits_length", "is_good"),
     [

@@ -10,6 +10,7 @@ from pathlib import Path
 import drawn
 import evasion
 import pytest
+import rows
 from cases import DEVELOPMENT, PARTS, SEALED
 from drawn import Item, plain, run_of
 from evasion import FORBIDS, OPEN, WITHOUT, Answer
@@ -110,9 +111,23 @@ def test_the_table_counts_what_a_reader_finds_and_what_a_check_costs():
     ]
     rows = {row["way"]: row for row in evasion.table(answers, ITEMS)}
     assert rows[OPEN]["readable"] == 3 and rows[OPEN]["error or short"] == 0
+    assert rows[FORBIDS]["readable by kind"] == {"email": 1}
     counts = ("readable", "backwards", "error", "short", "error or short")
     assert [rows[FORBIDS][name] for name in counts] == [1, 1, 1, 1, 2]
-    assert rows[FORBIDS]["readable by kind"] == {"email": 1}
+
+
+def test_an_answer_is_short_only_if_the_answer_without_a_check_is_longer_too():
+    answers = [
+        *(said(WITHOUT, n, "I would like to have some more of this tea.") for n in range(2)),
+        *(said(OPEN, n, "It was." if n else "I would like to have tea.") for n in range(2)),
+        *(said(FORBIDS, n, "It is.") for n in range(2)),
+    ]
+    row = {row["way"]: row for row in evasion.table(answers, ITEMS)}[FORBIDS]
+    assert (row["short"], row["shorter than without the datum"]) == (1, 2)
+
+
+def test_what_failed_is_shown_with_its_text():
+    answers = [said(FORBIDS, 2, "elpmaxe.b@htims.nna")]
     assert "elpmaxe" in "\n".join(evasion.failures(answers, ITEMS))
 
 
@@ -140,3 +155,15 @@ def test_the_largest_model_is_asked_about_40_data_of_every_kind():
 def test_a_text_that_a_check_refuses_is_a_false_alarm():
     texts = ["The hut stands at noon.", "Write to ann@b.example today."]
     assert evasion.false_alarms(texts, FORBIDS) == [("email", texts[1])]
+
+
+def test_the_table_of_the_docs_is_made_from_the_results(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(STUDIES.parent / "scripts" / "docs"))
+    import tables
+
+    answers = [said(WITHOUT, 0, "It is tea."), said(FORBIDS, 0, "It is ann.smith@b.example.")]
+    found = [*evasion.table(answers, ITEMS), {"texts": 2, "way": FORBIDS, "alarms": 1}]
+    rows.show(found, tmp_path / "evasion.json")
+    made = tables.evasion(json.loads((tmp_path / "evasion.json").read_text()))
+    assert "| Gemma-3-270M | **forbids** | 1 of 1 | 0 | 0 | 0 | 0 |" in made
+    assert "without the datum" not in made and "1 of 2 (forbids)" in made
