@@ -13,6 +13,7 @@ import math
 import warnings
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
+from functools import partial
 from typing import Any, Self
 
 from langchain_core.callbacks import AsyncCallbackManager, CallbackManager
@@ -143,7 +144,8 @@ class SpecFuseChatModel(Options, BaseChatModel):
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
         with langchain_errors():
-            question = self._question(messages, stop, kwargs, is_whole)
+            call = self._checked(stop, run_scope, **kwargs)
+            question = Question.of(messages, call, stop, kwargs, is_whole=is_whole)
             probes = loaded(question.ensemble, question.call)
             scope = RunScope.of(run_manager, run_scope)
             format, chunks, report = self._outputs(question, probes, scope, kwargs)
@@ -165,11 +167,11 @@ class SpecFuseChatModel(Options, BaseChatModel):
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
         with langchain_errors():
+            call = self._checked(stop, run_scope, **kwargs)
+            ask = partial(Question.of, messages, call, stop, kwargs, is_whole=is_whole)
             # A schema or an embedding can take long, and so can making members from their names.
-            if kwargs or self.calibration or self._held is None:
-                question = await asyncio.to_thread(self._question, messages, stop, kwargs, is_whole)
-            else:
-                question = self._question(messages, stop, kwargs, is_whole)
+            is_slow = kwargs or self.calibration or self._held is None
+            question = await asyncio.to_thread(ask) if is_slow else ask()
             probes = await aloaded(question.ensemble, question.call)
             scope = RunScope.of(run_manager, run_scope)
             format, chunks, report = self._outputs(question, probes, scope, kwargs)
@@ -204,11 +206,16 @@ class SpecFuseChatModel(Options, BaseChatModel):
                 option,
             )
 
-    def _question(
-        self, messages: Any, stop: Any, options: Mapping[str, Any], is_whole: bool
-    ) -> Question:
-        call = self._call(stop, options)
-        return Question.of(messages, call, stop, options, is_whole=is_whole)
+    def _checked(
+        self, stop: Sequence[str] | None = None, run_scope: RunScope | None = None, **options: Any
+    ) -> Call:
+        """A call with these options, validated now or when its stream began."""
+        if run_scope is not None and run_scope.call is not None:
+            return run_scope.call
+        # LangChain asks for this before it starts a run, so a forked process is refused before it
+        # waits for import locks, and invalid options are refused before a tracer sees them.
+        note_question()
+        return self._call(stop, options)
 
     @langchain_errors()
     def _call(
@@ -451,7 +458,9 @@ class SpecFuseChatModel(Options, BaseChatModel):
     def _identifying_params(self) -> dict[str, Any]:
         """Everything that can change the answer, as plain JSON. It is the key of caches and a part
         of traces."""
-        call = self._call()
+        return self._identity(self._call())
+
+    def _identity(self, call: Call) -> dict[str, Any]:
         identities = _members.identities([*call.members, *call.verifiers])
         drafting = len(call.members)
         options = {name: getattr(call, name) for name in sorted(Options.model_fields)}
@@ -470,12 +479,12 @@ class SpecFuseChatModel(Options, BaseChatModel):
         }
 
     def _get_invocation_params(
-        self, stop: list[str] | None = None, **kwargs: Any
+        self, stop: list[str] | None = None, run_scope: Any = None, **kwargs: Any
     ) -> dict[str, Any]:
-        kwargs.pop("run_scope", None)
         plain = _shape.as_plain_data(kwargs)
         options = _without_address(_members.with_identities(plain))
-        return super()._get_invocation_params(stop, **options)
+        own = self._call() if kwargs or stop is not None else self._checked(stop, run_scope)
+        return {**self._identity(own), "_type": self._llm_type, "stop": stop, **options}
 
     def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
         # LangChain's own method uses the serialized form, which leaves out members that are
@@ -486,12 +495,10 @@ class SpecFuseChatModel(Options, BaseChatModel):
         params["structured_by"] = kwargs.get(STRUCTURED, {}).get("method")
         return str(sorted(params.items(), key=lambda item: item[0]))
 
-    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> Any:
-        # LangChain calls this before it starts a run, so a forked process is refused before it
-        # waits for import locks, and invalid options are refused before a tracer sees them.
-        note_question()
-        kwargs.pop("run_scope", None)
-        call = self._call(stop, kwargs)
+    def _get_ls_params(
+        self, stop: list[str] | None = None, run_scope: Any = None, **kwargs: Any
+    ) -> Any:
+        call = self._checked(stop, run_scope, **kwargs)
         options = {name: value for name, value in kwargs.items() if value is not None}
         params = super()._get_ls_params(call.stop or None, **options)
         params["ls_provider"] = _messages.PROVIDER

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
@@ -41,6 +41,7 @@ from ..core.options import Method
 from ..core.round import Round, RoundData
 from ..core.values import Budget, Effort
 from ..errors import CheckError, EnsembleError, MemberError
+from .options import Call
 from .routing import Routing
 
 ROUND_EVENT = "specfuse_round"
@@ -70,6 +71,8 @@ class RunScope:
     run_id: UUID
     callbacks: Any
     """A ``CallbackManager``; in asynchronous calls an ``AsyncCallbackManager``."""
+    call: Call | None = None
+    """The options of a stream, validated once: LangChain asks for them several times."""
 
     @classmethod
     def of(cls, run_manager: Any, other: RunScope | None = None) -> RunScope:
@@ -85,7 +88,7 @@ class RunScope:
 
     @classmethod
     def of_stream(
-        cls, manager: Any, config: RunnableConfig | None, model: Any, call: Mapping[str, Any]
+        cls, manager: Any, config: RunnableConfig | None, model: Any, options: Mapping[str, Any]
     ) -> tuple[RunnableConfig, RunScope]:
         """The scope of a run that has not begun, and the config with which it will have this scope.
 
@@ -93,17 +96,19 @@ class RunScope:
         more and adds no handler twice.
         """
         config = ensure_config(config)
+        run_id = config.get("run_id") or uuid7()
+        scope = cls(run_id, None, model._checked(**options))
         callbacks = manager.configure(
             config.get("callbacks"),
             model.callbacks,
             model.verbose,
             config.get("tags"),
             model.tags,
-            {**(config.get("metadata") or {}), **model._get_ls_params(**call)},
+            {**(config.get("metadata") or {}), **model._get_ls_params(**options, run_scope=scope)},
             model.metadata,
         )
-        run_id = config.get("run_id") or uuid7()
-        return {**config, "callbacks": callbacks, "run_id": run_id}, cls(run_id, callbacks)
+        config = {**config, "callbacks": callbacks, "run_id": run_id}
+        return config, replace(scope, callbacks=callbacks)
 
     def child_config(self) -> RunnableConfig:
         """A config for runs inside this run, such as a chat model that judges drafts. LangGraph's

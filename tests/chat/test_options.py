@@ -18,7 +18,7 @@ from langchain_specfuse import (
     SpecFuseError,
     UsageError,
 )
-from langchain_specfuse.chat.options import NOT_FOR_A_CALL, Options
+from langchain_specfuse.chat.options import NOT_FOR_A_CALL, Call, Options
 from langchain_specfuse.core.member import Probe
 
 from .conftest import BLUE, asked
@@ -255,6 +255,19 @@ def test_standard_parameters_for_traces_follow_the_call(ensemble: Any) -> None:
             "ls_stop": ["y"],
         }.items()
     )
+
+
+def test_the_options_of_a_stream_are_validated_once(ensemble: Any, monkeypatch: Any) -> None:
+    llm, of = ensemble(), Call.of
+    validated: list[Any] = []
+
+    def counted(*given: Any) -> Call:
+        validated.append(given)
+        return of(*given)
+
+    monkeypatch.setattr(Call, "of", counted)
+    assert "".join(chunk.text for chunk in llm.stream("Why?")) == BLUE
+    assert len(validated) == 1
 
 
 def test_every_public_error_is_a_specfuse_error() -> None:
