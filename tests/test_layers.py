@@ -87,7 +87,6 @@ THIRD_PARTY = {
         "serve/",
         "cli/main.py",
         "members/chat_model/",
-        "checks/asking.py",
     },
     **{
         key: {"members/server/chat.py"}

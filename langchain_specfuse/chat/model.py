@@ -242,7 +242,7 @@ class SpecFuseChatModel(Options, BaseChatModel):
             members=question.writers,
             verifiers=question.verifiers,
             method=call.method,
-            checks=[check.name for check in call.checks],
+            checks=[check.name for check in call.judges],
             routing=question.who_leads(probes),
         )
         chunks = AnswerChunks(

@@ -26,6 +26,7 @@ from ..core.values import CallFormat, Query, Turn
 from ..engine.checker import Checker
 from ..engine.ensemble import Ensemble
 from ..errors import UsageError, advised
+from ..members.chat_model.parts import rewritten
 from . import shape as _shape
 from .call_text import arguments_of, lone_call
 from .errors import loading_errors
@@ -166,6 +167,7 @@ class Question:
         request = request_of(
             self.messages, self.call, self.options, text, lead=lead, is_whole=self.is_whole
         )
+        query = replace(query, rewrite=rewritten)
         if constraint is None:
             return replace(query, request=request)
         hold: Any = "calls" if self.shape.tools else ""
@@ -207,13 +209,13 @@ class Question:
 
     def _checker(self, loop: asyncio.AbstractEventLoop | None, config: Any) -> Checker | None:
         """What runs the checks of this answer; None if it has none."""
-        if not self.call.checks:
+        if not self.call.judges:
             return None
-        return Checker(partial(self._context_of, config, {}), loop, config)
+        return Checker(partial(self._context_of, config), loop, config)
 
-    def _context_of(self, config: Any, memory: dict[Any, Any], job: CheckJob) -> CheckContext:
+    def _context_of(self, config: Any, job: CheckJob) -> CheckContext:
         calls = [{"name": call.name, "args": arguments_of(call)} for call in job.calls]
-        return CheckContext(self.messages, job.draft, job.author, job.ended, calls, config, memory)
+        return CheckContext(self.messages, job.draft, job.author, job.ended, calls, config)
 
     def _settings(self, referee: Referee) -> Settings:
         """The settings. Under a constraint, answers are compared by their meaning instead of their
@@ -267,7 +269,7 @@ def _result(call: Call, shape: _shape.Shape) -> Any:
         return call.result
     if is_constrained:
         return "text"
-    if call.checks:
+    if call.judges:
         return None  # the first answer that passes wins
     error = UsageError("segment='answer' needs to know how to find the result in an answer")
     results = "result='number', 'choice', 'json', 'text' or a function"

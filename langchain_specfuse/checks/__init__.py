@@ -9,10 +9,12 @@ function is a check; those here are ready-made.
 | :func:`max_words`, :func:`max_sentences` | segment | it is not longer |
 | :func:`lowercase` | segment | it has no capital letters |
 | :func:`grounded` | sentence | its numbers, dates, quotations and links are in the sources |
-| :func:`asks` | sentence | a model says that none of its sentences is of some kind |
 | :func:`requires` | answer | it contains something that matches a pattern |
 | :func:`json_schema` | answer | it is JSON, and valid |
 | :func:`python` | answer | its code runs and passes tests |
+
+:func:`redact` replaces what matches, instead of refusing it. ``EMAIL``, ``CARD``, ``IBAN``, ``IP``
+and ``PHONE`` are patterns for :func:`forbids` and :func:`redact`.
 
 A check of the whole answer holds it back until it is complete. :func:`at` makes a check run
 elsewhere. :func:`fault` is a reason that says which characters are at fault.
@@ -21,7 +23,6 @@ elsewhere. :func:`fault` is a reason that says which characters are at fault.
 from ..core.checks import Check as Check
 from ..core.checks import CheckContext as CheckContext
 from ..core.checks import fault as fault
-from .asking import asks as asks
 from .code import python as python
 from .personal import CARD as CARD
 from .personal import EMAIL as EMAIL
@@ -29,6 +30,7 @@ from .personal import IBAN as IBAN
 from .personal import IP as IP
 from .personal import PHONE as PHONE
 from .placing import at as at
+from .redacting import redact as redact
 from .schemas import json_schema as json_schema
 from .sources import grounded as grounded
 from .words import forbids as forbids

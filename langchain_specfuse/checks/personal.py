@@ -70,23 +70,44 @@ class PersonalPattern:
         the text may be the beginning of another one."""
         base = max(start - BEFORE, 0)
         plain, places = _plain(text[base:])
-        begun = len(plain)
+        spans, begun = self._scan(plain, bisect_left(places, start - base))
+        found = [(base + places[first], base + places[end - 1] + 1) for first, end in spans]
+        pending = base + places[begun]
+        if spelled := unspelled(text, start):
+            plain, places = spelled
+            spans, begun = self._scan(plain.translate(_PLAIN), 0)
+            found += [(places[first], places[end - 1] + 1) for first, end in spans]
+            pending = min(pending, places[begun])
+        return merged(found), pending
+
+    def _scan(self, text: str, here: int) -> tuple[list[Span], int]:
+        """The matches from a place on, and where the first one that may still go on begins."""
+        begun = len(text)
         spans: list[Span] = []
-        here = start - base
-        if places is not None:
-            here = bisect_left(places, here)
-        while match := self._begins.search(plain, here):
+        while match := self._begins.search(text, here):
             here = match.start()
-            end, is_open = self._match(plain, here)
+            end, is_open = self._match(text, here)
             if is_open:
                 begun = min(begun, here)
             if end:
                 spans.append((here, end))
             here = max(end, here + 1)
-        if places is None:
-            places = range(len(plain) + 1)
-        originals = [(base + places[first], base + places[end - 1] + 1) for first, end in spans]
-        return originals, len(text) if begun == len(plain) else base + places[begun]
+        return spans, begun
+
+
+def merged(spans: list[Span]) -> list[Span]:
+    """The spans in order, those that overlap as one.
+
+    >>> merged([(4, 9), (0, 2), (3, 5)])
+    [(0, 2), (3, 9)]
+    """
+    found: list[Span] = []
+    for start, end in sorted(spans):
+        if found and start < found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        else:
+            found.append((start, end))
+    return found
 
 
 # --- one writing ----------------------------------------------------------------------------------
@@ -113,16 +134,51 @@ class _Plain(dict[int, str]):
 _PLAIN = _Plain()
 
 
-def _plain(text: str) -> tuple[str, Sequence[int] | None]:
+def _plain(text: str) -> tuple[str, Sequence[int]]:
     """The text with one writing of digits, full-width characters, dashes and spaces, and without
-    characters that cannot be seen; and where its characters stood, if any were left out."""
-    if text.isascii() and "\t" not in text:
-        return text, None
-    places = None
+    characters that cannot be seen; and where its characters and its end stood."""
+    places: Sequence[int] = range(len(text) + 1)
+    if text.isascii() and "\t" not in text and "\\" not in text:
+        return text, places
     if _UNSEEN.search(text):
         places = [at for at, letter in enumerate(text) if not _UNSEEN.match(letter)]
-        text = "".join(text[at] for at in places)
-    return text.translate(_PLAIN), places
+        places.append(len(text))
+        text = "".join(text[at] for at in places[:-1])
+    # In JSON, these two characters are one, which is none of a word.
+    return re.sub(r"\\[bfnrt]", "  ", text.translate(_PLAIN)), places
+
+
+_SEPARATORS = (" ", "-", ", ", " - ", "\n", "\n- ", "\n* ")
+_SPELLED = tuple(
+    (re.compile(rf"(?<![^\W_])[^\s,](?:{re.escape(between)}[^\s,])+(?![^\W_])"), between)
+    for between in _SEPARATORS
+)
+
+
+def unspelled(text: str, start: int) -> tuple[str, Sequence[int]] | None:
+    """The text from a place on with words that are spelled out as one word, and where its
+    characters and its end stood; None if no word is.
+
+    >>> unspelled("It is a n n, x", 0)
+    ('It is ann, x', [0, 1, 2, 3, 4, 5, 6, 8, 10, 11, 12, 13, 14])
+    """
+    dropped: set[int] = set()
+    for pattern, between in _SPELLED:
+        for run in pattern.finditer(text, start):
+            letters = run.end() - run.start() - len(between)
+            left = len(text) - run.end()
+            is_open = left <= len(between) and between.startswith(text[run.end() :])
+            if letters < 2 * len(between) + 2 and not is_open:
+                continue
+            step = len(between) + 1
+            for letter in range(run.start(), run.end() - 1, step):
+                dropped.update(range(letter + 1, letter + step))
+            if is_open:
+                dropped.update(range(run.end(), len(text)))
+    if not dropped:
+        return None
+    places = [at for at in range(start, len(text)) if at not in dropped]
+    return "".join(text[at] for at in places), [*places, len(text)]
 
 
 # --- e-mail addresses -----------------------------------------------------------------------------

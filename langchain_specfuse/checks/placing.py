@@ -24,6 +24,9 @@ def at(place: Place, check: Any, *, name: str | None = None, timeout: float | No
         error = UsageError(f"the place must be one of {', '.join(PLACES)}; got {place!r:.80}")
         raise advised(error, meant(place, PLACES, "for example checks.at('sentence', my_check)"))
     plain = as_check(check)
+    if plain.redacts is not None:
+        error = UsageError(f"{plain.name} has no place: it redacts all text")
+        raise advised(error, "pass it as it is: checks=[checks.redact('email')]")
     changed = replace(plain, at=place)
     if plain.identity:
         changed = replace(changed, identity=f"at({place!r}, {plain.identity})")

@@ -48,14 +48,10 @@ def forbids(pattern: str | re.Pattern[str] | PersonalPattern) -> Check:
     if isinstance(pattern, PersonalPattern):
         check = _ready(ForbidsPersonal(pattern), f"forbids({pattern.name})", judges_reasoning=True)
         return replace(check, pending=pattern.pending, private=True)
-    compiled = _compiled(pattern)
+    compiled = compiled_pattern(pattern)
     function = Forbids(compiled.pattern, compiled.flags)
-    check = _ready(function, f"forbids({_shown(compiled.pattern)})", judges_reasoning=True)
-    characters = _characters(compiled)
-    if not characters:
-        return check
-    pending = Beginning(characters, bool(compiled.flags & re.IGNORECASE))
-    return replace(check, pending=pending)
+    check = _ready(function, f"forbids({shown(compiled.pattern)})", judges_reasoning=True)
+    return replace(check, pending=beginning_of(compiled))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +66,10 @@ class Forbids:
         if found is None:
             return None
         if not found[0]:
-            return f"matches {_shown(self.pattern)}"
+            return f"matches {shown(self.pattern)}"
         reason = f"contains {found[0]!r:.200}"
         if not found[0].strip():
-            reason = f"matches {_shown(self.pattern)}"
+            reason = f"matches {shown(self.pattern)}"
         return Finding(reason, *found.span())
 
 
@@ -114,6 +110,12 @@ class Beginning:
         return not character or character == given
 
 
+def beginning_of(pattern: re.Pattern[str]) -> Beginning | None:
+    """Where a text ends with the beginning of a match, for a pattern of plain text."""
+    characters = _characters(pattern)
+    return Beginning(characters, bool(pattern.flags & re.IGNORECASE)) if characters else None
+
+
 def _characters(pattern: re.Pattern[str]) -> tuple[str, ...]:
     """The characters that a pattern of plain text consists of, with an empty text for a full stop,
     which matches any character. Empty for any other pattern."""
@@ -132,9 +134,9 @@ def requires(pattern: str | re.Pattern[str]) -> Check:
 
     It runs when the answer is complete; nothing is streamed before.
     """
-    compiled = _compiled(pattern)
+    compiled = compiled_pattern(pattern)
     function = Requires(compiled.pattern, compiled.flags)
-    return _ready(function, f"requires({_shown(compiled.pattern)})", at="answer")
+    return _ready(function, f"requires({shown(compiled.pattern)})", at="answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +149,11 @@ class Requires:
     def __call__(self, text: str) -> str | None:
         if re.compile(self.pattern, self.flags).search(text):
             return None
-        return f"contains nothing like {_shown(self.pattern)}"
+        return f"contains nothing like {shown(self.pattern)}"
 
 
-def _compiled(pattern: Any) -> re.Pattern[str]:
+def compiled_pattern(pattern: Any) -> re.Pattern[str]:
+    """The regular expression, if it is one and matches at least one character."""
     text = pattern.pattern if isinstance(pattern, re.Pattern) else pattern
     if not isinstance(text, str):
         error = UsageError(f"a pattern must be a text, got {pattern!r:.80}")
@@ -166,7 +169,8 @@ def _compiled(pattern: Any) -> re.Pattern[str]:
     return compiled
 
 
-def _shown(pattern: str) -> str:
+def shown(pattern: str) -> str:
+    """A pattern as names and reasons have it."""
     return repr(pattern if len(pattern) <= _SHOWN else pattern[: _SHOWN - 1] + "…")
 
 

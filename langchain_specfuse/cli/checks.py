@@ -77,6 +77,7 @@ def _schema(path: str) -> Any:
 
 READY: Mapping[str, tuple[str, Callable[[str], Any]] | None] = {
     "forbids": ("PATTERN", str),
+    "redact": ("PATTERN", str),
     "requires": ("PATTERN", str),
     "max_words": ("N", _number),
     "max_sentences": ("N", _number),

@@ -182,7 +182,8 @@ class Answer:
         tokens = next(iter(segment.tokens.values()), None)  # those of its writer
         # of a token that was counted before
         is_rest = tokens == () and (segment.text or segment.is_silent)
-        left = self.tokens_left - (0 if is_rest else len(tokens or ()) or 1)
+        size = len(tokens or ()) or segment.written or 1
+        left = self.tokens_left - (0 if is_rest else size)
         forced = ""
         finish: Finish | None = None
         stalled = False

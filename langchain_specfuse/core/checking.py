@@ -117,7 +117,7 @@ class Checking:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._checks: tuple[Check, ...] = tuple(settings.checks)
+        self._checks: tuple[Check, ...] = tuple(settings.judges)
         self._marks: Marks = {check.name: 0 for check in self._checks}
         self._held_back: list[Continuation] = []
         """The agreed drafts of which some text is held back."""
@@ -155,12 +155,12 @@ class Checking:
         """Begin the report of another round."""
         self.rejected = []
         self.refused = set()
-        self.counts = {check.name: Counter() for check in self._settings.checks}
+        self.counts = {check.name: Counter() for check in self._checks}
 
     @property
     def is_idle(self) -> bool:
         """Whether there are no checks."""
-        return not self._settings.checks
+        return not self._checks
 
     # --- who drafts next, and how -----------------------------------------------------------------
 

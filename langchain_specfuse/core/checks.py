@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 from ..errors import UsageError, advised
 from .answer import is_safe, joined
@@ -51,8 +51,18 @@ class CheckContext:
     """The complete tool calls so far, each a dict with ``name`` and ``args``."""
     config: Any = None
     """The ``RunnableConfig`` of the call: its metadata, tags and callbacks."""
-    memory: dict[Any, Any] = field(default_factory=dict)
-    """What checks want to remember within this answer."""
+
+
+class Redaction(Protocol):
+    """What is replaced in the text, whatever member writes it."""
+
+    @property
+    def with_(self) -> str:
+        """What takes its place."""
+
+    def found(self, text: str, start: int) -> tuple[list[tuple[int, int]], int]:
+        """The places of the matches that end after ``start``, and the place from which on the text
+        may be the beginning of another one; if there is none, the text's length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +88,9 @@ class Check:
     the text if there is no such end. It is not shown before more text has decided."""
     private: bool = False
     """The text that it refuses is never sent to a model, nor written into reasons and errors."""
+    redacts: Any = None
+    """A :class:`Redaction`: what is replaced, instead of a text that is refused. Then the function
+    is not called."""
 
     def __repr__(self) -> str:
         return f"<check {self.name} at every {self.at}>"

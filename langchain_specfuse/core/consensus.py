@@ -21,6 +21,7 @@ from .answer import Answer, legal_part
 from .checking import Checking
 from .options import Settings
 from .panel import Panel
+from .redacting import Redacting
 from .referee import FREE, Referee
 from .results import RESULTS, Result, calls_key
 from .round import Round
@@ -125,6 +126,7 @@ def answers(query: Query, settings: Settings, panel: Panel, referee: Referee = F
 
     clock = Clock(Budget.of(settings.max_calls, settings.max_cost))
     checking = Checking(settings)
+    redacting = Redacting(settings.checks, query)
     checking.begin_round()
     drafts: dict[str, Draft] = {}
     waiting = voters(panel, settings.samples, cheapest_first=first_wins)
@@ -136,7 +138,7 @@ def answers(query: Query, settings: Settings, panel: Panel, referee: Referee = F
             voter.member: job_of(query, settings, written[voter.member], voter.sample, clock.budget)
             for voter in asked
         }
-        replies = yield from whole_answers(jobs, written)
+        replies = yield from whole_answers(jobs, written, redacting)
         clock.lap("draft", replies)
         if settings.refusals == "any" and clock.refusals:
             break
@@ -201,11 +203,12 @@ def _has_calls(answer: Answer, draft: Draft) -> bool:
 
 
 def whole_answers(
-    jobs: Mapping[str, DraftJob], answers: Mapping[str, Answer]
+    jobs: Mapping[str, DraftJob], answers: Mapping[str, Answer], redacting: Redacting
 ) -> Generator[Ask, Replies, Replies]:
     """The replies to these jobs, each of which continues its member's answer. A draft that stopped
     before text that the constraint forces is continued after that text."""
-    whole = dict((yield Ask(jobs, 1)))
+    asked = yield Ask(jobs, 1)
+    whole = {name: redacting.whole(reply) for name, reply in asked.items()}
     written = dict(answers)
     new: Replies = {
         name: reply for name, reply in whole.items() if answers[name].referee is not FREE
@@ -228,7 +231,8 @@ def whole_answers(
                 )
             earlier = whole[name] if whole[name] is not reply else None
             whole[name] = _joined(earlier, draft, answers[name], before, after)
-        new = (yield Ask(continued, 1)) if continued else {}
+        asked = (yield Ask(continued, 1)) if continued else {}
+        new = {name: redacting.whole(reply) for name, reply in asked.items()}
     return whole
 
 

@@ -419,6 +419,11 @@ class Settings(Checked):
         return self
 
     @property
+    def judges(self) -> list[Check]:
+        """The checks that judge text; the others redact it."""
+        return [check for check in self.checks if check.redacts is None]
+
+    @property
     def sampling(self) -> Sampling:
         """How members pick tokens. Without a seed it is 0."""
         return Sampling(

@@ -22,6 +22,7 @@ from .checking import Checking
 from .checks import CheckAsk, Verdicts
 from .options import NO_LIMIT, Method, Settings
 from .panel import Panel, rewarded, with_record, without_losers
+from .redacting import Redacting
 from .referee import FREE, Referee
 from .round import Departure, Round
 from .values import (
@@ -62,6 +63,7 @@ def rounds(query: Query, settings: Settings, panel: Panel, referee: Referee = FR
     answer = Answer(stop=settings.stop_strings, budget=tokens, hold=query.hold)
     clock = Clock(Budget.of(settings.max_calls, settings.max_cost))
     checking = Checking(settings)
+    redacting = Redacting(settings.checks, query)
     answer = checking.begun(answer)
     for number in count(1):
         before, panel = panel, panel.without_absent()
@@ -75,7 +77,7 @@ def rounds(query: Query, settings: Settings, panel: Panel, referee: Referee = FR
         while not eligible:
             try:
                 panel, answer, drafts = yield from call_for_drafts(
-                    panel, query, settings, answer, referee, number, clock, checking
+                    panel, query, settings, answer, referee, number, clock, checking, redacting
                 )
             except EnsembleError as error:
                 if not checking.is_redrafting:
@@ -160,6 +162,7 @@ def call_for_drafts(
     number: int,
     clock: Clock,
     checking: Checking,
+    redacting: Redacting,
 ) -> Generator[Ask | Wake, Any, tuple[Panel, Answer, dict[str, Draft]]]:
     """The panel, the answer as its writers go on with it (``referee`` judges those that are not
     native), and the drafts of all members, or of the lead alone if its draft is agreed without a
@@ -199,7 +202,8 @@ def call_for_drafts(
         unpaid = too_dear(first, panel, clock.budget)
         for name in unpaid:
             del jobs[name]
-        replies = {**(yield Ask(jobs, number, bool(panel.reserve))), **unpaid} if jobs else unpaid
+        ask = Ask(jobs, number, bool(panel.reserve))
+        replies = {**(yield from redacting.asked(ask, answer.stop)), **unpaid} if jobs else unpaid
         clock.lap("draft", replies)
     others = [name for name in panel.drafters if name not in replies]
     while led and (others or panel.reserve) and needs_successor(settings, clock, replies):
@@ -218,7 +222,8 @@ def call_for_drafts(
         answer, job = checking.continued(answer, continued, job)
         job = replace(job, budget=clock.budget, replaceable=bool(panel.reserve))
         jobs = {successor: checking.job(job, successor, panel, answer)}
-        more = yield Ask(jobs, number, bool(panel.reserve))
+        ask = Ask(jobs, number, bool(panel.reserve))
+        more = yield from redacting.asked(ask, answer.stop)
         clock.lap("draft", more)
         replies = {**replies, **more}
     has_redraft = bool(redrafting) and has_draft(replies)
@@ -227,7 +232,7 @@ def call_for_drafts(
     if others and not is_agreed_alone(panel, settings.method, replies[first[0]], answer):
         job = replace(job, stop=(), budget=clock.budget, leads=False)
         more_jobs = {name: checking.job(job, name, panel, answer) for name in others}
-        more = yield Ask(more_jobs, number)
+        more = yield from redacting.asked(Ask(more_jobs, number), answer.stop)
         clock.lap("draft", more)
         replies = {**replies, **more}
     if number > 1 and not has_draft(replies) and not checking.is_redrafting:

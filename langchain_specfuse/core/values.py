@@ -138,6 +138,9 @@ class Query:
     """Which agreed text is not shown before the answer ends, so that another member can begin it
     anew."""
 
+    rewrite: Any = field(default=None, compare=False, repr=False)
+    """Rewrites the parts of a provider's reply (``Draft.parts``) for :class:`.Redacting`."""
+
     @property
     def kinds(self) -> frozenset[str]:
         """The kinds of its attachments."""
@@ -160,6 +163,8 @@ class Segment:
     """As in :class:`Draft`."""
     is_silent: bool = False
     """Whether it is only reasoning, or other content that is not text. The answer goes on."""
+    written: int = 0
+    """As in :class:`Draft`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +283,8 @@ class Draft:
     is_silent: bool = False
     """Whether something other than text has come after the text, such as reasoning. The answer goes
     on."""
+    written: int = 0
+    """How many tokens were written for it, if it was redacted: they do not spell its text."""
 
     @property
     def size(self) -> int:
@@ -287,12 +294,14 @@ class Draft:
         >>> Draft("sky", tokens=(7, 8)).size, Draft("sky").size, Draft("y", ends=()).size
         (2, 1, 0)
         """
-        return len(self.tokens) or int(bool(self.text) and self.ends != ())
+        return len(self.tokens) or self.written or int(bool(self.text) and self.ends != ())
 
     def segment(self, tokens: Mapping[str, tuple[int, ...]]) -> Segment:
         """The segment that this draft becomes, with these tokens."""
         is_silent = self.is_silent and not (self.text or self.ended)
-        return Segment(self.text, self.ended, tokens, self.calls, self.is_cut, is_silent)
+        return Segment(
+            self.text, self.ended, tokens, self.calls, self.is_cut, is_silent, self.written
+        )
 
 
 @dataclass(frozen=True, slots=True)

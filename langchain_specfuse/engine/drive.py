@@ -365,7 +365,7 @@ class Run:
             partial(self._reopen, name, in_words=in_words),
             self._is_ahead,
             in_words=in_words,
-            in_thoughts=self._checker is not None,
+            in_thoughts=bool(self._settings.checks),
             is_first=name not in self._led,
             spent=spent,
         )

@@ -29,7 +29,7 @@ async def asked(
 
 def _checker_of(turns: Sequence[Turn], settings: Settings) -> Checker | None:
     """What runs the checks; None if there are none."""
-    if not settings.checks:
+    if not settings.judges:
         return None
     messages = messages_of(turns)
 

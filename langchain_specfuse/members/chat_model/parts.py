@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from langchain_core.messages import AIMessageChunk, BaseMessage
@@ -121,3 +121,116 @@ def provider_of(chunk: BaseMessage) -> dict[str, Any]:
 
 def is_text(block: Any) -> bool:
     return isinstance(block, Mapping) and block.get("type") == "text"
+
+
+# --- what is redacted -----------------------------------------------------------------------------
+
+_THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+"""Keys of fields and of content blocks whose texts are reasoning."""
+_NAMES = ("type", "id", "index", "name", "signature", "encrypted_content")
+"""Keys of content blocks whose texts nobody reads."""
+
+
+def rewritten(
+    parts: Sequence[AIMessageChunk],
+    size: int,
+    edits: Sequence[tuple[int, int, str]],
+    text: str,
+    redacted: Callable[[Any], Any],
+    thought: str | None,
+    is_last: bool,
+) -> tuple[list[AIMessageChunk], list[AIMessageChunk]]:
+    """The chunks of the first ``size`` characters with these edits, and the other chunks.
+
+    ``text`` is the edited text, ``redacted`` redacts other values, and ``thought`` is the reasoning
+    if it was redacted. ``is_last``: there are no other chunks.
+
+    >>> chunks = [AIMessageChunk("Call Ann"), AIMessageChunk(" Lee now")]
+    >>> rewritten(chunks, 12, [(5, 12, "[name]")], "Call [name]", str, None, False)[0][0].text
+    'Call [name]'
+    """
+    done: list[AIMessageChunk] = []
+    rest = list(parts)
+    here = 0
+    while rest and (is_last or here + len(rest[0].text) <= size):
+        chunk = rest.pop(0)
+        done.append(_edited(chunk, here, edits))
+        here += len(chunk.text)
+    if rest and here < size:
+        first, rest[0] = split(rest[0], size - here)
+        done.append(_edited(first, here, edits))
+    if done and "".join(chunk.text for chunk in done) != text:
+        # The answer has it in another form.
+        done, rest = [with_text(joined([*done, *rest]), text)], []
+    done = [_scrubbed(chunk, redacted) for chunk in done]
+    return _with_thought(done, thought) if thought is not None else done, rest
+
+
+def _edited(chunk: AIMessageChunk, start: int, edits: Sequence[tuple[int, int, str]]) -> Any:
+    """A chunk whose text begins at this place, with the edits that concern it."""
+    text = chunk.text
+    end = start + len(text)
+    pieces, here = [], start
+    for first, last, with_ in edits:
+        if last <= start or first >= end:
+            continue
+        pieces.append(text[here - start : max(first, start) - start])
+        if first >= start:
+            pieces.append(with_)
+        here = min(last, end)
+    if not pieces:
+        return chunk
+    changed = with_text(chunk, "".join([*pieces, text[here - start :]]))
+    metadata = {key: item for key, item in chunk.response_metadata.items() if key != "logprobs"}
+    return changed.model_copy(update={"response_metadata": metadata})
+
+
+def _scrubbed(chunk: AIMessageChunk, redacted: Callable[[Any], Any]) -> AIMessageChunk:
+    """The chunk with everything but its text redacted: calls, citations, fields."""
+    changes: dict[str, Any] = {}
+    if isinstance(chunk.content, list):
+        changes["content"] = [
+            {
+                key: item if key in _NAMES or (key == "text" and is_text(block)) else redacted(item)
+                for key, item in block.items()
+            }
+            if isinstance(block, dict)
+            else block
+            for block in chunk.content
+        ]
+    if chunk.additional_kwargs:
+        changes["additional_kwargs"] = redacted(chunk.additional_kwargs)
+    if chunk.tool_call_chunks:
+        pieces: list[Any] = [
+            {**call, "args": redacted(call["args"] or "")} for call in chunk.tool_call_chunks
+        ]
+        calls = AIMessageChunk(content="", tool_call_chunks=pieces)
+        for name in ("tool_call_chunks", "tool_calls", "invalid_tool_calls"):
+            changes[name] = getattr(calls, name)
+    return chunk.model_copy(update=changes) if changes else chunk
+
+
+def _with_thought(chunks: Sequence[AIMessageChunk], thought: str) -> list[AIMessageChunk]:
+    """The chunks with this reasoning, in the place of the first piece of theirs."""
+    left = [thought]
+
+    def new(fields: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            key: (left.pop() if left else "")
+            if key in _THOUGHTS and isinstance(item, str)
+            else item
+            for key, item in fields.items()
+            if key != "signature"
+        }
+
+    changed = []
+    for chunk in chunks:
+        content: Any = chunk.content
+        if isinstance(content, list):
+            content = [
+                new(block) if isinstance(block, dict) and block.get("type") in _THOUGHTS else block
+                for block in content
+            ]
+        changes = {"content": content, "additional_kwargs": new(chunk.additional_kwargs)}
+        changed.append(chunk.model_copy(update=changes))
+    return changed

@@ -1,0 +1,80 @@
+"""Redact personal data, or whatever matches a pattern.
+
+LangChain's ``PIIMiddleware`` redacts messages of an agent that are complete. This rule redacts what
+is still being written, before anybody reads it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from ..core.checks import Check, word_start
+from ..core.redacting import REACH
+from ..errors import UsageError, advised
+from .personal import PERSONAL, PersonalPattern, Span
+from .words import beginning_of, compiled_pattern, shown
+
+
+def redact(pattern: str | re.Pattern[str] | PersonalPattern, with_: str = "[redacted]") -> Check:
+    """Replace everything that matches, instead of asking for another text.
+
+    ``pattern`` is a kind of personal data (``EMAIL``, ``CARD``, ``IBAN``, ``IP``, ``PHONE``, or the
+    name of one: ``"email"``) or a regular expression.
+
+    >>> redact("email"), redact("email").redacts.found("Write to ann@example.com.", 0)
+    (<check redact(email) at every segment>, ([(9, 24)], 25))
+
+    The text, the arguments of tool calls, objects and reasoning that is shown are redacted, before
+    other checks, other members, events and traces get them. No text is asked for again. Text that
+    may be the beginning of a match is held back. For a regular expression that is more than plain
+    text, this is the unfinished word only, so the beginning of a longer match may be shown.
+    """
+    if not isinstance(with_, str) or re.search(r'["\\\n]', with_):
+        error = UsageError(f"with_ must be a text without quotation marks, got {with_!r:.80}")
+        raise advised(error, "for example checks.redact('email', with_='[address]')")
+    if isinstance(pattern, str):
+        pattern = PERSONAL.get(pattern, pattern)
+    rule: RedactsPersonal | RedactsMatches
+    if isinstance(pattern, PersonalPattern):
+        rule, name = RedactsPersonal(pattern, with_), pattern.name
+    else:
+        compiled = compiled_pattern(pattern)
+        rule, name = (
+            RedactsMatches(compiled.pattern, compiled.flags, with_),
+            shown(compiled.pattern),
+        )
+    return Check(
+        rule, f"redact({name})", judges_calls=False, identity=repr(rule), private=True, redacts=rule
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RedactsPersonal:
+    """What :func:`redact` replaces if it is given a kind of personal data."""
+
+    pattern: PersonalPattern
+    with_: str
+
+    def found(self, text: str, start: int) -> tuple[list[Span], int]:
+        return self.pattern.found(text, start)
+
+
+@dataclass(frozen=True, slots=True)
+class RedactsMatches:
+    """What :func:`redact` replaces if it is given a regular expression."""
+
+    pattern: str
+    flags: int
+    with_: str
+
+    def found(self, text: str, start: int) -> tuple[list[Span], int]:
+        compiled = re.compile(self.pattern, self.flags)
+        matches = compiled.finditer(text, max(start - REACH, 0))
+        spans = [match.span() for match in matches if match[0] and match.end() > start]
+        pending = beginning_of(compiled)
+        begun = pending(text) if pending else word_start(text, len(text))
+        if len(text) - begun > REACH:
+            begun = len(text)  # it may be a text without spaces
+        # A match at the end may go on.
+        return spans, min([begun, *(first for first, end in spans if end == len(text))])

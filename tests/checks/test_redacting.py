@@ -1,0 +1,280 @@
+"""``redact``: text is changed instead of refused."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessageChunk, BaseMessage
+from langchain_core.outputs import ChatGenerationChunk, ChatResult
+from pydantic import Field
+
+from langchain_specfuse import (
+    CheckError,
+    ScriptedMember,
+    SpecFuseCallbackHandler,
+    SpecFuseChatModel,
+    UsageError,
+    checks,
+)
+from langchain_specfuse.checks.personal import PERSONAL
+
+RULES = [checks.redact(name) for name in PERSONAL]
+TEXT = (
+    "Write to ann.smith@example.com or call +49 151 2345678 now. Pay with 4111 1111 1111 1111, or"
+    " from DE89 3704 0044 0532 0130 00; the server is 192.0.2.17."
+)
+REDACTED = (
+    "Write to [redacted] or call [redacted] now. Pay with [redacted], or from [redacted]; the server"
+    " is [redacted]."
+)
+SECRETS = ("smith", "@", "example.com", "+49", "2345678", "4111 ", "DE89", "192.")
+END = AIMessageChunk(
+    "",
+    response_metadata={"finish_reason": "stop"},
+    usage_metadata={"input_tokens": 5, "output_tokens": 30, "total_tokens": 35},
+)
+
+
+class Provider(BaseChatModel):
+    """A provider that streams these chunks, and breaks off after them if they have no end."""
+
+    chunks: Sequence[Any]
+    asked: list[Sequence[BaseMessage]] = Field(default_factory=list)
+
+    @property
+    def _llm_type(self) -> str:
+        return "provider"
+
+    def _generate(self, *args: Any, **options: Any) -> ChatResult:
+        raise NotImplementedError
+
+    def _stream(
+        self, messages: Sequence[BaseMessage], *args: Any, **options: Any
+    ) -> Iterator[ChatGenerationChunk]:
+        self.asked.append(messages)
+        for chunk in self.chunks:
+            message = AIMessageChunk(chunk) if isinstance(chunk, str) else chunk
+            yield ChatGenerationChunk(message=message)
+        if not getattr(self.chunks[-1], "response_metadata", None):
+            raise ConnectionError("the connection was closed")
+
+    def bind_tools(self, tools: Any, **options: Any) -> Any:
+        return self
+
+
+def pieces_of(text: str, size: int = 4) -> list[str]:
+    return re.findall(rf"\s?\S{{1,{size}}}", text)
+
+
+def model(*members: Any, rules: Sequence[Any] = RULES, **fields: Any) -> SpecFuseChatModel:
+    return SpecFuseChatModel(members=list(members), checks=list(rules), **fields)
+
+
+def texts(llm: Any, question: Any = "How?") -> list[str]:
+    return [chunk.text for chunk in llm.stream(question) if chunk.text]
+
+
+def secrets_in(value: Any) -> list[str]:
+    return [secret for secret in SECRETS if secret in str(value)]
+
+
+# --- text -----------------------------------------------------------------------------------------
+
+
+def test_every_match_is_replaced_and_the_rest_is_unchanged() -> None:
+    provider = Provider(chunks=[*pieces_of(TEXT), END])
+    for member in (ScriptedMember(TEXT, name="ann"), provider):
+        llm = model(member, segment_tokens=3)
+        assert "".join(texts(llm)) == llm.invoke("How?").text == REDACTED
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 200])
+def test_however_the_text_is_divided_it_is_redacted_alike(size: int) -> None:
+    provider = Provider(chunks=[*re.findall(rf"(?s).{{1,{size}}}", TEXT), END])
+    assert "".join(texts(model(provider))) == REDACTED
+
+
+def test_text_is_shown_as_soon_as_it_cannot_be_the_beginning_of_a_match() -> None:
+    """Nothing waits longer than its match and the word beside it."""
+    text = "In 1998 it cost 42 euros. Card 4111 1111 1111 1111 is out. Bye for now."
+    provider = Provider(chunks=[*pieces_of(text, 99), END])
+    assert texts(model(provider, rules=[checks.redact("card")])) == [
+        *("In", " 1998", " it", " cost", " 42 euros.", " Card", " [redacted] is"),
+        *(" out.", " Bye", " for", " now."),
+    ]
+
+
+def test_blocks_of_a_provider_are_rewritten() -> None:
+    blocks = [AIMessageChunk([{"type": "text", "text": p, "index": 0}]) for p in pieces_of(TEXT)]
+    llm = model(Provider(chunks=[*blocks, END]))
+    message = llm.invoke("How?")
+    assert message.content == [{"type": "text", "text": REDACTED, "index": 0}]
+    v1 = model(Provider(chunks=[*blocks, END]), output_version="v1").invoke("How?")
+    assert (v1.text, secrets_in(v1)) == (REDACTED, [])
+
+
+def test_log_probabilities_of_a_provider_do_not_name_what_was_redacted() -> None:
+    chunks = [
+        AIMessageChunk(
+            p, response_metadata={"logprobs": {"content": [{"token": p, "logprob": -1}]}}
+        )
+        for p in pieces_of(TEXT)
+    ]
+    message = model(Provider(chunks=[*chunks, END])).invoke("How?")
+    assert secrets_in(message) == []
+    assert message.response_metadata["logprobs"]["content"]
+
+
+def test_a_pattern_of_ones_own_and_another_replacement() -> None:
+    rules = [checks.redact(r"PX-\d+", "[project]"), checks.redact("Ann Lee", "[name]")]
+    member = ScriptedMember("Ann Lee leads PX-4711, Ann helps.", name="ann")
+    assert texts(model(member, rules=rules, segment_tokens=1)) == [
+        *("[name]", " leads", " [project],", " Ann helps."),
+    ]
+
+
+def test_a_beginning_at_which_an_answer_is_cut_off_is_not_shown() -> None:
+    cut = AIMessageChunk("", response_metadata={"finish_reason": "length"})
+    provider = Provider(chunks=[*pieces_of("Pay with 4111 1111 11"), cut])
+    assert model(provider).invoke("How?").text == "Pay with [redacted]"
+
+
+# --- what it costs --------------------------------------------------------------------------------
+
+
+def test_it_costs_no_request_and_no_redraft() -> None:
+    provider = Provider(chunks=[*pieces_of(TEXT), END])
+    message = model(provider).invoke("How?")
+    assert len(provider.asked) == 1
+    assert message.usage_metadata == END.usage_metadata
+    scripted = ScriptedMember(TEXT, name="ann")
+    usage = model(scripted, segment_tokens=3).invoke("How?").usage_metadata
+    plain = SpecFuseChatModel(members=[scripted], segment_tokens=3).invoke("How?").usage_metadata
+    assert usage == plain
+
+
+def test_other_checks_judge_the_redacted_text() -> None:
+    rules = [*RULES, checks.forbids("4111"), checks.forbids("smith")]
+    message = model(Provider(chunks=[*pieces_of(TEXT), END]), rules=rules).invoke("How?")
+    assert message.text == REDACTED
+    counts = message.response_metadata["specfuse"]["checks"]
+    assert [count["rejected"] for count in counts.values()] == [0, 0]
+
+
+# --- beside the text ------------------------------------------------------------------------------
+
+
+def test_arguments_of_native_calls_are_redacted() -> None:
+    pieces = ['{"to": ["ann.sm', 'ith@example.com"], "card": 4111111111111111, "n": 7}']
+    calls: list[Any] = [
+        {"name": None if at else "pay", "args": args, "id": None if at else "c1", "index": 0}
+        for at, args in enumerate(pieces)
+    ]
+    chunks = [AIMessageChunk("", tool_call_chunks=[call]) for call in calls]
+    llm = model(Provider(chunks=["I ask ann@x.org", *chunks, END])).bind_tools([pay])
+    message = llm.invoke("How?")
+    assert message.tool_calls[0]["args"] == {"to": ["[redacted]"], "card": "[redacted]", "n": 7}
+    assert (message.text, secrets_in(message)) == ("I ask [redacted]", [])
+
+
+def pay(to: list[str], card: Any, n: int) -> None:
+    """Pay somebody."""
+
+
+def test_arguments_of_calls_in_the_text_are_redacted() -> None:
+    call = ScriptedMember.call("pay", to=["ann.smith@example.com"], card="x", n=7)
+    message = model(ScriptedMember(call, name="ann")).bind_tools([pay]).invoke("How?")
+    assert message.tool_calls[0]["args"] == {"to": ["[redacted]"], "card": "x", "n": 7}
+    assert secrets_in(message) == []
+
+
+def test_objects_stay_valid() -> None:
+    schema = {
+        "title": "Person",
+        "type": "object",
+        "properties": {"mail": {"type": "string"}, "age": {"type": "integer"}},
+        "required": ["mail", "age"],
+    }
+    member = ScriptedMember({"mail": "ann.smith@example.com", "age": 41}, name="ann")
+    found = model(member).with_structured_output(schema).invoke("Who?")
+    assert found == {"mail": "[redacted]", "age": 41}
+
+
+def test_reasoning_that_is_shown_is_redacted() -> None:
+    thoughts = [
+        AIMessageChunk("", additional_kwargs={"reasoning_content": piece})
+        for piece in ("She is ann.smi", "th@exam", "ple.com, I see")
+    ]
+    message = model(Provider(chunks=[*thoughts, *pieces_of(TEXT), END])).invoke("How?")
+    assert message.additional_kwargs["reasoning_content"] == "She is [redacted], I see"
+    assert (message.text, secrets_in(message)) == (REDACTED, [])
+
+
+# --- several members ------------------------------------------------------------------------------
+
+
+def test_a_reserve_continues_the_redacted_text_and_never_gets_the_original() -> None:
+    """The lead's connection is closed after each of its chunks in turn."""
+    pieces = pieces_of(TEXT)
+    for size in range(1, len(pieces)):
+        lead = Provider(chunks=pieces[:size])
+        reserve = Provider(chunks=[" and so on it goes.", END])
+        shown = "".join(texts(model(lead, reserve))).removesuffix(" and so on it goes.")
+        assert REDACTED.startswith(shown.strip()), size
+        assert secrets_in([*reserve.asked, shown]) == [], size
+        if shown:
+            assert shown.strip() in [message.text.strip() for message in reserve.asked[-1]], size
+
+
+def test_equal_members_agree_on_the_redacted_text() -> None:
+    members = [ScriptedMember(TEXT, name=name) for name in ("ann", "bob", "cyd")]
+    llm = model(*members, lead=None, segment_tokens=3)
+    assert "".join(texts(llm)) == REDACTED
+
+
+def test_no_event_no_trace_and_no_error_has_the_original() -> None:
+    seen: list[Any] = []
+    listener = SpecFuseCallbackHandler(
+        on_round=seen.append, on_rejected=seen.append, on_exit=seen.append
+    )
+    members = [ScriptedMember(TEXT, name="ann"), ScriptedMember("Ask them. " + TEXT, name="bob")]
+    llm = model(*members, lead="ann", segment_tokens=3)
+    message = llm.invoke("How?", {"callbacks": [listener]})
+    assert seen
+    assert secrets_in([seen, message.response_metadata]) == []
+    failing = model(members[0], rules=[*RULES, checks.forbids("server")], segment_tokens=3)
+    with pytest.raises(CheckError) as failed:
+        failing.invoke("How?")
+    assert secrets_in([failed.value, failed.value.text, failed.value.rejected]) == []
+
+
+def test_whole_answers_are_redacted() -> None:
+    members = [ScriptedMember(TEXT, name=name) for name in ("ann", "bob")]
+    llm = model(*members, segment="answer", result="text")
+    assert llm.invoke("How?").text == REDACTED
+
+
+def test_async_calls_are_redacted_alike() -> None:
+    async def ask(llm: SpecFuseChatModel) -> tuple[str, str]:
+        streamed = [chunk.text async for chunk in llm.astream("How?")]
+        return "".join(streamed), (await llm.ainvoke("How?")).text
+
+    for member in (ScriptedMember(TEXT, name="ann"), Provider(chunks=[*pieces_of(TEXT), END])):
+        assert asyncio.run(ask(model(member))) == (REDACTED, REDACTED)
+
+
+# --- wrong uses -----------------------------------------------------------------------------------
+
+
+def test_wrong_uses_say_what_to_do() -> None:
+    with pytest.raises(UsageError, match="has no place"):
+        checks.at("sentence", checks.redact("email"))
+    with pytest.raises(UsageError, match="without quotation marks"):
+        checks.redact("email", '"')
+    with pytest.raises(UsageError, match="matches an empty text"):
+        checks.redact("x*")
