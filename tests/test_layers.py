@@ -198,57 +198,57 @@ def test_the_tables_see_wrong_imports(monkeypatch, tmp_path, request):
         test_no_module_imports_itself_through_others()
 
 
-@pytest.mark.parametrize(
-    ("statement", "unwanted"),
-    [
-        ("import langchain_specfuse", {"torch", "transformers", "langchain_core", "pydantic"}),
-        (
-            "from langchain_specfuse import ScriptedMember",
-            {"torch", "transformers", "langchain_core"},
-        ),
-        (
-            "import langchain_specfuse.core.rounds",
-            {"torch", "transformers", "langchain_core"},
-        ),
-        (
-            "import langchain_specfuse.constraints",
-            {"torch", "transformers", "langchain_core", "pydantic"},
-        ),
-        (
-            "import langchain_specfuse.engine",
-            {"torch", "transformers", "langchain_core"},
-        ),
-        (
-            "from langchain_specfuse import checks; checks.forbids('a')",
-            {"torch", "transformers", "langchain_core", "pydantic", "jsonschema", "llguidance"},
-        ),
-        (
-            "import langchain_specfuse.members.server",
-            {"torch", "transformers", "langchain_core", "pydantic"},
-        ),
-        (
-            "from langchain_specfuse import SpecFuseChatModel as A; A(members=['org/a', "
-            "'./a.gguf', 'http://a:1'])",
-            {"torch", "transformers", "numpy"},
-        ),
-        (
-            "import langchain_specfuse as s; s.SpecFuseChatModel(members=[s.TransformersMember("
-            "'org/b', dtype='float16'), s.LlamaCppMember('a.gguf', cache_type='q8_0')])",
-            {"torch", "transformers", "xllamacpp"},
-        ),
-        (
-            "import langchain_specfuse as s; "
-            "s.SpecFuseChatModel(members=[s.ScriptedMember('x')]).invoke('?')",
-            {"torch", "transformers", "ray", "langchain", "langgraph"},
-        ),
-    ],
+LIGHT = (
+    (
+        "import langchain_specfuse",
+        {"torch", "transformers", "langchain_core", "pydantic"},
+    ),
+    (
+        "from langchain_specfuse import checks; checks.forbids('a')",
+        {"torch", "transformers", "langchain_core", "pydantic", "jsonschema", "llguidance"},
+    ),
+    (
+        "import langchain_specfuse.constraints",
+        {"torch", "transformers", "langchain_core", "pydantic"},
+    ),
+    (
+        "import langchain_specfuse.members.server",
+        {"torch", "transformers", "langchain_core", "pydantic"},
+    ),
+    (
+        "from langchain_specfuse import ScriptedMember",
+        {"torch", "transformers", "langchain_core"},
+    ),
+    (
+        "import langchain_specfuse.core.rounds, langchain_specfuse.engine",
+        {"torch", "transformers", "langchain_core"},
+    ),
+    (
+        "from langchain_specfuse import SpecFuseChatModel as A; A(members=['org/a', './a.gguf', "
+        "'http://a:1'])",
+        {"torch", "transformers", "numpy"},
+    ),
+    (
+        "import langchain_specfuse as s; "
+        "s.SpecFuseChatModel(members=[s.ScriptedMember('x')]).invoke('?')",
+        {"torch", "transformers", "ray", "langchain", "langgraph"},
+    ),
+    (
+        "import langchain_specfuse as s; s.SpecFuseChatModel(members=[s.TransformersMember("
+        "'org/b', dtype='float16'), s.LlamaCppMember('a.gguf', cache_type='q8_0')])",
+        {"torch", "transformers", "xllamacpp"},
+    ),
 )
-def test_importing_loads_no_more_than_it_needs(statement, unwanted):
-    code = (
-        f"import sys; before = set(sys.modules); {statement}; print(*(set(sys.modules) - before))"
-    )
+"""Statements, each of which may load more than those before it, and what it must not load."""
+
+
+def test_importing_loads_no_more_than_it_needs():
+    code = "import sys; before = set(sys.modules)"
+    for statement, _ in LIGHT:
+        code += f"; {statement}; print(*(set(sys.modules) - before))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not unwanted & set(done.stdout.split())
+    for (statement, unwanted), loaded in zip(LIGHT, done.stdout.splitlines(), strict=True):
+        assert not unwanted & set(loaded.split()), statement
 
 
 WITHOUT_EXTRAS = """

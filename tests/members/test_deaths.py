@@ -177,7 +177,7 @@ async def test_an_answer_that_its_caller_has_begun_goes_on_after_the_lead_has_di
     assert found.text == rest
 
 
-async def test_three_hundred_streams_survive_the_death_of_their_lead(servers: Any) -> None:
+async def test_a_hundred_streams_survive_the_death_of_their_lead(servers: Any) -> None:
     """It dies before them, before their first byte, and in their middle."""
     deaths = itertools.cycle([{"cut": TO_TEXT["openai"]}, {"status": 503}, {"cut": 0}])
     lead, reserve = servers["openai"]
@@ -190,7 +190,7 @@ async def test_three_hundred_streams_survive_the_death_of_their_lead(servers: An
         return "".join([chunk.text async for chunk in llm.astream("Why is the sky blue?")])
 
     since = time.monotonic()
-    texts = await asyncio.gather(*(read() for _ in range(300)))
+    texts = await asyncio.gather(*(read() for _ in range(100)))
     assert set(texts) == {WHOLE}
     assert time.monotonic() - since < 60
     asked = len(lead.asked)

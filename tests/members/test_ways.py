@@ -423,7 +423,7 @@ def cut_servers() -> Iterator[dict[Kind, list[FakeProvider]]]:
 
 
 @pytest.mark.parametrize(
-    "seed", [*range(5), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(5, 75))]
+    "seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 20))]
 )
 def test_a_cut_at_any_byte_loses_and_repeats_nothing(cut_servers: Any, seed: int) -> None:
     """The lead is cut by FIN or by RST; reserves of all protocols continue or start over."""
@@ -455,7 +455,7 @@ def test_a_cut_at_any_byte_loses_and_repeats_nothing(cut_servers: Any, seed: int
 
 
 @pytest.mark.parametrize(
-    "seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 20))]
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 8))]
 )
 def test_a_cut_of_the_lead_and_of_its_reserve_loses_and_repeats_nothing(
     cut_servers: Any, seed: int

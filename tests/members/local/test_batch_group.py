@@ -97,7 +97,7 @@ def draft_jobs(members, query, answer=(), size=4):
             pytest.param(
                 arch, Sampling(), id=arch, marks=() if arch in tiny.THREE else [pytest.mark.long]
             )
-            for arch in ["llama", "gemma3", "gpt2", "phi3", "opt", "qwen3-next"]
+            for arch in ["gemma3", "gpt2", "phi3", "opt", "qwen3-next"]
         ),
     ],
 )
@@ -120,9 +120,7 @@ def test_members_of_one_base_hold_it_once_and_share_batches_by_adapter(arch, fam
     assert first is brief and len({id(plain), id(first), id(other)}) == 3
 
 
-@pytest.mark.parametrize(
-    "arch", ["llama", "gemma3", pytest.param("qwen3-next", marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("arch", ["gemma3", pytest.param("qwen3-next", marks=pytest.mark.long)])
 def test_replies_stay_equal_over_a_long_random_life(arch, family):
     """Queries of random members start alike, share batches or not, and are scored, ended and
     forgotten at random."""
@@ -233,9 +231,13 @@ def test_text_read_with_one_adapter_is_reused_by_that_adapter_only(family):
 # --- unloading ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("leaving", [0, 1, 2])
-def test_unloading_one_member_leaves_the_others_working(leaving, family):
-    group, query = family(), tiny.query(STORY)
+def test_unloading_one_member_leaves_the_others_working(family):
+    group = family()
+    for leaving in range(3):
+        unload_one(group, leaving, tiny.query(STORY + "Why? " * leaving))
+
+
+def unload_one(group, leaving, query):
     group.drafts(query)
     unloaded, stays = group.members[leaving], group.members[leaving - 1]
     size = lambda: sum(member.numel() for member in stays.cache.weights.model.parameters())

@@ -63,14 +63,14 @@ def own(arch: str) -> TransformersMember:
 # --- replies --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arch", ["qwen3-next", pytest.param("gpt2", marks=pytest.mark.long)])
+@pytest.mark.parametrize("arch", ["gpt2", pytest.param("qwen3-next", marks=pytest.mark.long)])
 def test_questions_at_once_get_the_answers_that_they_get_alone(arch):
     members = [tiny.member(arch, 1), *tiny.companions(arch)]
-    llm = SpecFuseChatModel(members=members, segment_tokens=4, max_tokens=16)
-    alone = [llm.invoke(question) for question in QUESTIONS]
-    together = llm.batch(QUESTIONS)
+    llm = SpecFuseChatModel(members=members, segment_tokens=4, max_tokens=12)
+    alone = [llm.invoke(question) for question in QUESTIONS[:5]]
+    together = llm.batch(QUESTIONS[:5])
     assert [reply.content for reply in together] == [reply.content for reply in alone]
-    assert len({reply.content for reply in alone}) > 4
+    assert len({reply.content for reply in alone}) > 3
 
 
 @pytest.mark.parametrize("arch", tiny.three_first([*BATCHED, "qwen3-next"]))
@@ -78,7 +78,7 @@ def test_replies_in_a_batch_equal_those_without_any_cache(arch):
     """Over several turns, in which members agree on their own text or on another's."""
     member = tiny.member(arch, 1)
     jobs = drafts(lambda at: Sampling(0.9 * (at % 2), seed=at))
-    for turn in range(3):
+    for turn in range(2):
         replies = member.draft(jobs)
         assert worst(member, "draft", jobs, replies) < NEAR
         votes = [ScoreJob(job.query, job.answer, CANDIDATES) for job in jobs]
