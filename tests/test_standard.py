@@ -268,32 +268,6 @@ class TestSmol(Real):
         return _demo()[:1]
 
 
-@pytest.mark.real
-@pytest.mark.long
-class TestRealProse(Answers):
-    """The demo ensemble: two real models with different tokenizers. Tools and objects are in
-    TestSmol."""
-
-    def ensemble(self) -> list[Any]:
-        return _demo()
-
-    @property
-    def chat_model_params(self) -> dict[str, Any]:
-        return {**super().chat_model_params, "max_tokens": 12}
-
-    @property
-    def has_tool_calling(self) -> bool:
-        return False
-
-    @property
-    def has_structured_output(self) -> bool:
-        return False
-
-    @property
-    def supports_json_mode(self) -> bool:
-        return False
-
-
 @cache
 def _demo() -> list[Any]:
     return demo_members()

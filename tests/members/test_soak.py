@@ -28,7 +28,7 @@ from .remote import KINDS, Remote, RemoteChat, RemoteServer, running, until
 from .streaming import StreamingMember
 from .test_chat_model import STORY
 
-ANSWERS, FIRST = 600, 100
+ANSWERS, FIRST = 300, 100
 AT_ONCE = 12
 """How many answers are under way at once, in threads and in an event loop each."""
 LONGEST_S = 20.0

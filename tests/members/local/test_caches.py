@@ -24,8 +24,18 @@ from ..tiny import NEAR
 KEYS = [SequenceKey(name) for name in "abcdef"]
 
 
-@pytest.mark.parametrize("arch", tiny.three_first(tiny.ALL))
-@pytest.mark.parametrize("size", [1, 4])
+@pytest.mark.parametrize(
+    ("arch", "size"),
+    [
+        *((arch, size) for arch in tiny.THREE for size in (1, 4)),
+        # one size for each of the others
+        *(
+            pytest.param(arch, 1 + 3 * (at % 2), marks=pytest.mark.long)
+            for at, arch in enumerate(tiny.ALL)
+            if arch not in tiny.THREE
+        ),
+    ],
+)
 def test_every_reply_of_an_answer_equals_one_without_a_cache(arch, size):
     compared = tiny.Compared(tiny.member(arch, 1))
     answer = tiny.relayed([compared, *tiny.companions(arch)], tiny.query(), size, turns=5)

@@ -58,8 +58,17 @@ def next_turn(query, answer, then):
 # --- equality with fresh readings -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arch", tiny.three_first(KINDS))
-@pytest.mark.parametrize("limit", [True, 150_000])
+@pytest.mark.parametrize(
+    ("arch", "limit"),
+    [
+        *((arch, True) for arch in tiny.THREE),
+        ("llama", 150_000),
+        *(
+            pytest.param(arch, 150_000, marks=pytest.mark.long)
+            for arch in ("gemma3", "mistral", "gpt2", "bloom")
+        ),
+    ],
+)
 def test_replies_stay_equal_over_a_long_random_life_of_prompts_that_begin_alike(arch, limit):
     """Queries begin like earlier ones, open or ended, in batches or alone, sampled or greedy, and
     end at any time."""

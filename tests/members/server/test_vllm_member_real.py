@@ -6,10 +6,10 @@ from __future__ import annotations
 import functools
 import operator
 import os
+import pickle
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +24,6 @@ from langchain_specfuse import (
     Method,
     SpecFuseChatModel,
     TransformersMember,
-    VllmMember,
     unload,
 )
 from langchain_specfuse.core.values import Candidate, Scored, ScoreJob, Segment
@@ -74,7 +73,7 @@ def command_of(process: psutil.Process) -> list[str]:
 
 def test_two_members_in_one_line_answer_and_one_that_is_killed_comes_back() -> None:
     models = [f"vllm:{engines.folder()}", f"vllm:{engines.folder(GEMMA)}"]
-    llm = SpecFuseChatModel(members=models, max_tokens=60, **ALL)
+    llm = SpecFuseChatModel(members=models, max_tokens=24, **ALL)
     answer = llm.invoke(QUESTION)
     assert answer.text and answer.response_metadata["specfuse"]["exits"] == []
     running = servers(psutil.Process())
@@ -97,7 +96,7 @@ def test_two_members_in_one_line_answer_and_one_that_is_killed_comes_back() -> N
     about: dict[str, Any] = {"weights": {}}
     while name not in about["weights"]:
         assert time.monotonic() < end
-        time.sleep(2)
+        time.sleep(4)
         about = llm.invoke(QUESTION).response_metadata["specfuse"]
     # Its text may differ: vLLM's rounding depends on what its caches hold.
     assert about["exits"] == []
@@ -106,53 +105,54 @@ def test_two_members_in_one_line_answer_and_one_that_is_killed_comes_back() -> N
     until(lambda: are_gone([process.pid for process in running]))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no parent-death signal")
-def test_a_killed_program_leaves_no_process_of_vllm() -> None:
-    """Linux sends SIGTERM to the server only, which ends its own processes then."""
-    script = f"""
-        from langchain_specfuse import VllmMember
-        member = VllmMember({str(engines.folder())!r})
-        member.probe()
-        print("ready", flush=True)
-        input()
-    """
-    command = [sys.executable, "-c", textwrap.dedent(script)]
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, **pipes) as program:
-        assert program.stdout is not None and program.stdout.readline() == b"ready\n"
-        running = servers(psutil.Process(program.pid))
-        program.kill()
-    assert len(running) > 1
-    until(lambda: are_gone([process.pid for process in running]))
+PROGRAM = """
+import pickle, sys
+from langchain_specfuse import VllmMember
+
+folder, adapters, job = pickle.load(sys.stdin.buffer)
+members = [VllmMember(folder, adapter=path, engine_args={"dtype": "float32"}) for path in adapters]
+for member in members:
+    member.start_loading()  # as an ensemble does: both are known when the server starts
+members.append(VllmMember(folder, engine_args={"dtype": "float32"}))
+found = [(member.probe(), member.score([job])[0], member.address.url) for member in members]
+pickle.dump(found, sys.stdout.buffer)
+sys.stdout.flush()
+sys.stdin.read()
+"""
 
 
-def test_adapters_share_a_server_and_score_as_in_this_process(tmp_path: Path) -> None:
+def test_adapters_share_a_server_that_scores_as_this_process_and_ends_with_its_program(
+    tmp_path: Path,
+) -> None:
+    """The program is killed. Linux sends SIGTERM to the server only, which ends its own processes
+    then."""
     folder = engines.folder()
     adapters = [adapter(folder, tmp_path / name, seed) for seed, name in enumerate(("law", "art"))]
-    float32 = {"engine_args": {"dtype": "float32"}}
-    served = [VllmMember(folder, adapter=path, **float32) for path in adapters]
-    for member in served:
-        member.start_loading()  # as an ensemble does: both are known when the server starts
-    served.append(VllmMember(folder, **float32))
     here = [TransformersMember(folder, adapter=path, dtype="float32") for path in adapters]
     here.append(TransformersMember(folder, dtype="float32"))
     texts = (" scatters blue light more than red.", " is made of blue paint")
     candidates = tuple(Candidate(text, False, ("x",)) for text in texts)
     job = ScoreJob(tiny.query(id="q"), (Segment("The sky looks blue because the air"),), candidates)
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", PROGRAM], **pipes) as program:
+        assert program.stdin is not None and program.stdout is not None
+        pickle.dump((folder, adapters, job), program.stdin)
+        program.stdin.flush()
+        found = pickle.load(program.stdout)
+        running = servers(psutil.Process(program.pid))
+        if sys.platform == "linux":  # other systems have no parent-death signal
+            program.kill()
     means = []
-    for member, same in zip(served, here, strict=True):
-        there, expected = tiny.reply_of(member, job), tiny.reply_of(same, job)
+    for (probe, there, _), same in zip(found, here, strict=True):
+        expected = tiny.reply_of(same, job)
         assert isinstance(there, Scored) and isinstance(expected, Scored)
         for row, other in zip(there.logprobs, expected.logprobs, strict=True):
             assert sum(row) / len(row) == pytest.approx(sum(other) / len(other), abs=0.01)
         means.append(sum(map(sum, there.logprobs)))
-        assert member.probe().max_context
+        assert probe.max_context
     assert len({round(mean, 2) for mean in means}) == 3
-    assert len({member.address.url for member in served}) == 1
-    running = servers(psutil.Process())
-    assert running
-    for member in served:
-        member.unload()
+    assert len({url for _, _, url in found}) == 1
+    assert len(running) > 1
     until(lambda: are_gone([process.pid for process in running]))
 
 

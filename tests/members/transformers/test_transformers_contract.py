@@ -30,11 +30,5 @@ class TestSlidingWindowAmongFull(InProcess):
     arch = "gemma3"
 
 
-@pytest.mark.long
-class TestSlidingWindowEverywhere(InProcess):
-    arch = "mistral"
-    seed = 2
-
-
 class TestRecurrentStates(InProcess):
     arch = "qwen3-next"
