@@ -1,4 +1,4 @@
-"""The facts in a text that can be looked up: numbers, dates, quotations and links.
+"""The facts in a text that can be looked up: numbers, dates, quotations, links and addresses.
 
 ``dateutil`` and ``dateparser`` parse a text that is a date. They are bad at finding the dates in a
 sentence ("may", "sat" and "10" become dates). So this module has a few patterns of its own, for
@@ -13,10 +13,16 @@ from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from functools import lru_cache
 from itertools import product
-from typing import NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
+
+from .words import UNSPACED
 
 QUOTED_WORDS = 3
-"""Shorter quotations are names and titles, and need no source."""
+"""Shorter quotations are names and titles, and need no source. In scripts without spaces, two
+characters count as a word."""
+LONGEST = 2000
+"""Longer quotations are not judged."""
+DecimalSign: TypeAlias = Literal[".", ","]
 
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _MONTH = (
@@ -33,8 +39,43 @@ _DATES = {
     "my": re.compile(rf"\b{_MONTH},? {_YEAR}"),
 }
 """The order of the parts -> how such a date is written."""
-_LINK = re.compile(r"(?:https?://|www\.)[^\s<>\"“”]+", re.IGNORECASE)
-_QUOTATION = re.compile(r"“([^“”]+)”|„([^„“”]+)[“”]|«([^«»]+)»|(?<!\w)\"(?=\S)([^\"\n]+)\"(?!\w)")
+_ENDINGS = (
+    "com|org|net|edu|gov|int|info|biz|io|ai|app|dev|eu|de|fr|uk|es|nl|ch|jp|cn|br|pl|se|dk|fi|cz|"
+    "ru|kr|au|nz|ca|co|tv"
+)
+"""Endings of hosts that are neither words nor endings of files. Others count before a path only."""
+_LINK = re.compile(
+    r"(?:https?://|www\.)[^\s<>\"“”]+"
+    r"|(?<![\w.+-])(?P<mail>[\w.+-]{1,64}@[\w-]+(?:\.[\w-]+)+)"
+    r"|(?<![\w@./-])(?:(?:[a-z0-9-]{1,63}\.)+"
+    rf"(?:(?:{_ENDINGS})(?![\w-]|\.\w)(?:[/?#][^\s<>\"“”]*)?"
+    r"|(?:at|be|in|is|it|me|no|to|us)/[^\s<>\"“”]*))",
+    re.IGNORECASE,
+)
+_KINDS = (
+    "“[^“”]{1,N}”",
+    "„[^„“”]{1,N}[“”]",
+    "«[^«»]{1,N}»",
+    "»[^«»]{1,N}«",
+    "‹[^‹›]{1,N}›",
+    "›[^‹›]{1,N}‹",
+    "「[^「」]{1,N}」",
+    "『[^『』]{1,N}』",
+    r"‘(?:[^‘’]|(?<=\w)’(?=\w)){1,N}’(?!\w)",
+    r"‚(?:[^‚‘’]|(?<=\w)’(?=\w)){1,N}[‘’](?!\w)",
+    r"(?<!\w)\"(?=\S)(?:[^\"\n]|\n(?![^\S\n]*\n)){1,N}\"(?!\w)",
+    r"(?<!\S)'(?=[^\W\d_])(?!tis\b|twas\b|em\b|til\b|cause\b)"
+    r"(?:[^'\n]|(?<=\w)'(?=\w)|\n(?![^\S\n]*\n)){1,N}'(?!\w)",
+)
+"""The kinds of quotations. A mark between two letters is an apostrophe."""
+_QUOTATION = re.compile("|".join(_KINDS).replace("N", str(LONGEST)))
+_BEGUN_QUOTATION = re.compile(
+    "|".join(re.sub(r"\{1,N\}(.*)", r"{0,N}(?:\\Z|\1)", kind) for kind in _KINDS).replace(
+        "N", str(LONGEST)
+    )
+)
+_IS_UNSPACED = re.compile(f"[{UNSPACED}]")
+_WORD = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+")
 _OMISSION = re.compile(r"…|\.\.\.|\[[^\[\]]*\]")
 _SCALES = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _SHORT_SCALES = {"bn": 9, "bln": 9, "mln": 6, "trn": 12}
@@ -46,6 +87,15 @@ _SCALE = (
     rf"(?:[ -]?(?P<scale>{'|'.join([*_SCALES, *_SHORT_SCALES])})s?\b"
     rf"|(?P<letter>(?-i:{'|'.join(_LETTERS_OF_MONEY)}))\b)?"
 )
+_GROUPED = re.compile(r"(?<![\d.,])(?<!\d )\d{1,3}(?:([ '’])\d{3})(?:\1\d{3})*(?!\d)")
+_SEPARATED = re.compile(r"(?<![\d.,])\d+(?:[.,]\d+)+(?!\d)")
+_WITH_COMMA = re.compile(
+    r"(?<![\d.,])\d+(?:\.\d{3})*,\d{1,2}(?![.,]?\d)|(?<![\d.,])\d{1,3}(?:\.\d{3}){2,}(?!\.?\d)"
+)
+_WITH_POINT = re.compile(
+    r"(?<![\d.,])\d+(?:,\d{3})*\.\d{1,2}(?![.,]?\d)|(?<![\d.,])\d{1,3}(?:,\d{3}){2,}(?!,?\d)"
+)
+"""Numbers that show which sign is the decimal one: 2,5 and 1.500.000, or 2.5 and 1,500,000."""
 _THOUSANDS = r"\d{1,3}(?:,\d{3})+(?!\d)"
 _NUMBER = re.compile(
     r"(?:(?P<money>[$€£¥₹]|\b(?:EUR|USD|GBP|CHF) ?)|(?<!\w)(?<!\d\.))"
@@ -70,8 +120,10 @@ _POWER = re.compile(r"(?<![\w.])10\^(?:(-?\d{1,3})\b|\{(-?\d{1,3})\})")
 _FOOTNOTE = re.compile(r"(?<=[.,;:!?)\]\"'”’])[⁰¹²³⁴-⁹]{1,3}(?![⁰¹²³⁴-⁹])")
 _VERSION = re.compile(r"(?<!\w)v(?=\d+\.\d)", re.IGNORECASE)
 """What may stand before the number of a version."""
-_UNJUDGED = re.compile(r"^[ \t>*-]*\d{1,3}[.)](?=\s|\Z)|\[\d+(?:\s*[,–-]\s*\d+)*\]", re.MULTILINE)
-"""The number of an item in a list, and a mark that refers to a source."""
+_ITEM = re.compile(r"^[ \t>*#-]*\d{1,3}[.)](?=\s|\*|\Z)", re.MULTILINE)
+"""The number of an item in a list."""
+_MARK = re.compile(r"\[\^?\d+(?:\s*[,–-]\s*\d+)*\]|【\d+[^【】\n]*】")
+"""A mark that may refer to a source."""
 # fmt: off
 _SMALL = (
     "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven",
@@ -98,6 +150,9 @@ class Facts(NamedTuple):
     """Each date, also with a 0 for every part that a claim may leave out."""
     words: str
     links: frozenset[str]
+    """Addresses of links and e-mail, and every host after "//"."""
+    decimal: DecimalSign | None
+    """The decimal sign that its numbers show."""
 
 
 class _Number(NamedTuple):
@@ -144,51 +199,70 @@ class Claim(NamedTuple):
     """A fact that needs a source."""
 
     kind: str
-    """``number``, ``code``, ``date``, ``quotation`` or ``link``."""
+    """``number``, ``code``, ``date``, ``quotation``, ``link`` or ``e-mail address``."""
     spelling: str
     fact: Fact
 
 
-@lru_cache(maxsize=128)
+@lru_cache(maxsize=1024)
 def facts_in(source: str) -> Facts:
-    """What a source contains. A date counts as its numbers, too."""
+    """What a source contains. A date counts as its numbers, too, and a number that can be read in
+    two ways as both, unless other numbers show its decimal sign."""
     text = _plain(source)
-    links = frozenset(_address(found[0]) for found in _LINK.finditer(text))
+    links: set[str] = set()
+    for link in _LINK.finditer(text):
+        address = _address(link[0])
+        links |= {address, f"//{address.partition('/')[0]}"}
     words = _words(_EMPHASIS.sub("", text))
-    text = _without_links(text)
+    text = _VERSION.sub("", _without_links(text))
+    commas, points = len(_WITH_COMMA.findall(text)), len(_WITH_POINT.findall(text))
+    decimal: DecimalSign | None = None
+    if commas != points:
+        decimal = "," if commas > points else "."
     numbers: set[str] = set()
     for found in _COUNT.finditer(words):
         numbers |= _counted(found)
-    text = _VERSION.sub("", text)
+    readings = {text} if decimal != "," else set()
+    readings |= {_in_english(text, sign) for sign in (".", ",") if decimal in (None, sign)}
+    for reading in readings:
+        numbers |= _numbers_in(reading)
+    dates: set[tuple[int, int, int]] = set()
+    for _, parts in _dates_in(text):
+        for year, month, day in parts:
+            dates.update(product((0, year), (0, month), (0, day)))
+            numbers |= {str(year), str(month), str(day)}
+    return Facts(frozenset(numbers), frozenset(dates), f" {words} ", frozenset(links), decimal)
+
+
+def _numbers_in(text: str) -> set[str]:
+    numbers: set[str] = set()
     for found in _CODE.finditer(text):
         numbers |= {*_values_of_code(found), _value(found, scaled=False)}
     for found in _NUMBER.finditer(_CODE.sub(" ", text)):
         numbers |= {_value(found), _without_seconds(found)}
         if not found["exponent"]:
             numbers.add(_value(found, scaled=False))
-    dates: set[tuple[int, int, int]] = set()
-    for _, readings in _dates_in(text):
-        for year, month, day in readings:
-            dates.update(product((0, year), (0, month), (0, day)))
-            numbers |= {str(year), str(month), str(day)}
-    return Facts(frozenset(numbers), frozenset(dates), f" {words} ", links)
+    return numbers
 
 
-def claims_in(answer: str) -> Iterator[Claim]:
-    """Yield everything in this text that needs a source.
+def claims_in(answer: str, decimal: DecimalSign = ".", marks: int = 99) -> Iterator[Claim]:
+    """Yield everything in this text that needs a source, but for its quotations. ``marks``: up to
+    this number, [1] refers to a source.
 
-    >>> [(claim.kind, claim.spelling) for claim in claims_in("1. In 1998, on May 5, “so be it”.")]
-    [('quotation', '“so be it”'), ('date', 'May 5'), ('number', '1998')]
+    >>> [(claim.kind, claim.spelling) for claim in claims_in("1. In 1998 [2], on May 5.")]
+    [('date', 'May 5'), ('number', '1998')]
     """
     text = _plain(answer)
     for link in _LINK.finditer(text):
-        yield Claim("link", _trimmed(link[0]), _Link(_address(link[0])))
-    text = _without_links(text)
-    for quotation in _QUOTATION.finditer(text):
-        parts = _parts(quotation)
-        if sum(len(part.split()) for part in parts) >= QUOTED_WORDS:
-            yield Claim("quotation", quotation[0], _Quotation(parts))
-    text = _UNJUDGED.sub("\n", text)  # a space would join a number to the word after the mark
+        address = _address(link[0])
+        is_host = not link["mail"] and "/" not in address
+        if is_host and not link[0].lower().startswith("http"):
+            address = f"//{address}"
+        kind = "e-mail address" if link["mail"] else "link"
+        yield Claim(kind, _trimmed(link[0]), _Link(address))
+    text = _ITEM.sub("\n", _without_links(text))  # a space would join a number to the next word
+    text = _MARK.sub(lambda mark: "\n" if _refers(mark[0], marks) else mark[0], text)
+    text = _in_english(text, decimal)
     rest = list(text)
     for found, readings in _dates_in(text):
         yield Claim("date", found[0], _Date(readings))
@@ -200,18 +274,85 @@ def claims_in(answer: str) -> Iterator[Claim]:
         yield Claim("number", number[0], _Number(_value(number)))
 
 
-def _parts(quotation: re.Match[str]) -> tuple[str, ...]:
+def _refers(mark: str, last: int) -> bool:
+    numbers = re.findall(r"\d+", mark if mark[0] == "[" else mark.partition("†")[0])
+    return all(int(number) <= last for number in numbers)
+
+
+def quotations_in(answer: str) -> Iterator[Claim]:
+    """Yield the quotations of this text that need a source.
+
+    >>> [claim.spelling for claim in quotations_in("It’s “so” for ‘the dog’s owner’, he said.")]
+    ['‘the dog’s owner’']
+    """
+    for quotation in _QUOTATION.finditer(_EMPHASIS.sub("", _plain(answer))):
+        parts = _parts(quotation[0][1:-1])
+        words = " ".join(parts).split()
+        if sum(0.5 if _IS_UNSPACED.match(word) else 1.0 for word in words) >= QUOTED_WORDS:
+            yield Claim("quotation", quotation[0], _Quotation(parts))
+
+
+def begun_quotation(text: str, start: int, end: int) -> int:
+    """Where the quotation begins that is open at ``end``; ``end`` if there is none.
+
+    >>> begun_quotation("He said: “So be it”, “and", 0, 12), begun_quotation("“So”, he", 0, 8)
+    (9, 8)
+    """
+    *_, quotation = None, *_BEGUN_QUOTATION.finditer(text, start, end)
+    if quotation is None or quotation.end() < end or _QUOTATION.fullmatch(quotation[0]):
+        return end
+    return quotation.start()
+
+
+def place_of(claim: Claim, text: str) -> tuple[int, int] | None:
+    """Where this claim is in the text, which may write its numbers in another way.
+
+    >>> place_of(Claim("number", "1500000.5", _Number("1500000.5")), "about 1.500.000,5 euros")
+    (6, 17)
+    """
+    pattern = "".join(
+        "[.,]" if letter == "." else re.escape(letter) + r"[.,'’\s]?" * letter.isdigit()
+        for letter in claim.spelling[:-1]
+    )
+    found = re.search(rf"(?<!\w){pattern}{re.escape(claim.spelling[-1])}(?!\w)", text)
+    return None if found is None else found.span()
+
+
+def _in_english(text: str, decimal: DecimalSign) -> str:
+    """The text with its numbers as in English, without separators of thousands.
+
+    >>> _in_english("1.500.000,5 or 3,5 or 1.500 or 1 500", ",")
+    '1500000.5 or 3.5 or 1500 or 1500'
+    """
+    text = _GROUPED.sub(lambda found: found[0].replace(found[1], ""), text)
+    return _SEPARATED.sub(lambda found: _figures(found[0], decimal), text)
+
+
+def _figures(number: str, decimal: DecimalSign) -> str:
+    head, *groups = re.split("[.,]", number)
+    last = number[-len(groups[-1]) - 1]
+    thousands = groups[:-1] if "." in number and "," in number else groups
+    is_grouped = len(head) <= 3 and head[0] != "0" and all(len(group) == 3 for group in thousands)
+    if thousands is not groups:  # 1,500.5
+        other = "," if last == "." else "."
+        is_plain = is_grouped and number.count(last) == 1
+        return number.replace(other, "").replace(last, ".") if is_plain else number
+    if is_grouped and (len(groups) > 1 or last != decimal):
+        return number.replace(last, "")
+    if last == "," and len(groups) == 1 and (decimal == "," or len(groups[0]) <= 2):
+        return number.replace(",", ".")
+    return number
+
+
+def _parts(inside: str) -> tuple[str, ...]:
     """The words of a quotation, in parts if something is left out of it."""
-    inside = next(filter(None, quotation.groups()))
     return tuple(filter(None, map(_words, _OMISSION.split(inside))))
 
 
 def _plain(text: str) -> str:
-    """The text with one form of every digit, space and hyphen. A narrow space inside a number
-    becomes a comma, the T between a date and a time a space, and 2 × 10⁹ becomes 2e9. Footnotes'
-    numbers are left out."""
+    """The text with one form of every digit, space and hyphen. The T between a date and a time
+    becomes a space, and 2 × 10⁹ becomes 2e9. Footnotes' numbers are left out."""
     text = _SUPERSCRIPT.sub(r"^\g<0>", _FOOTNOTE.sub("", text))
-    text = re.sub(r"(?<=\d)[\u00a0\u2009\u202f'’](?=\d{3}(?!\d))", ",", text)
     text = re.sub(r"(?<=\d)T(?=\d\d:)", " ", unicodedata.normalize("NFKC", text))
     text = re.sub(r"[\u2010-\u2012\u2212]", "-", text)
     return _POWER.sub(r"1e\1\2", _TIMES_A_POWER.sub(r"e\1\2", text))
@@ -223,7 +364,7 @@ def _without_links(text: str) -> str:
 
 
 def _words(text: str) -> str:
-    return " ".join(re.findall(r"\w+", text.casefold()))
+    return " ".join(_WORD.findall(text.casefold()))
 
 
 def _trimmed(link: str) -> str:

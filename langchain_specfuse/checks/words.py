@@ -19,9 +19,9 @@ from .personal import PersonalPattern
 
 _SHOWN = 40
 """Longer patterns are shortened in the names of checks."""
-_UNSPACED = "\u2e80-\u303e\u3041-\u30ff\u31f0-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+UNSPACED = "\u2e80-\u303e\u3041-\u30ff\u31f0-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 """Characters of scripts without spaces. Each counts as a word, as in word processors."""
-_WORD = re.compile(rf"[{_UNSPACED}]|[^\s{_UNSPACED}]*[^\W_{_UNSPACED}][^\s{_UNSPACED}]*")
+_WORD = re.compile(rf"[{UNSPACED}]|[^\s{UNSPACED}]*[^\W_{UNSPACED}][^\s{UNSPACED}]*")
 
 _CHARACTER = re.compile(r"[^\\^$*+?{}\[\]|()]|\\\W")
 """A character of a pattern that stands for itself; a full stop too."""

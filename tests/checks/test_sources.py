@@ -18,7 +18,15 @@ SOURCE = """Founded on 5 March 1998 in Ulm; it moved on 2001-07-14. Revenue: 2,5
 12.5 percent. The mayor said: "We will not, ever, leave this town." The report is at
 https://www.Example.org/a/b_(c). It has five shops, open from 09:00 to 17:30 for 0.5 to thirty-two days, and 1’234 seats;
 7\u202f000 guests came, and 10000000000000000000000000000000000000000 stars. The software is version 1.2.3, order QX7788."""
-grounded = checks.grounded([SOURCE]).function
+
+
+def reason(found):
+    """Why a check refuses a text; None if it does not."""
+    return getattr(found, "reason", found)
+
+
+def grounded(answer):
+    return reason(checks.grounded([SOURCE]).function(answer))
 
 
 @pytest.mark.parametrize(
@@ -151,7 +159,7 @@ def test_a_magnitude_is_the_same_in_every_spelling(spellings):
     ],
 )
 def test_another_magnitude_is_refused(source, answer):
-    assert "is not in the sources" in checks.grounded([source]).function(answer)
+    assert "is not in the sources" in reason(checks.grounded([source]).function(answer))
 
 
 @pytest.mark.parametrize(
@@ -171,6 +179,124 @@ def test_another_magnitude_is_refused(source, answer):
 )
 def test_what_a_source_says_passes_where_a_number_touches_other_characters(source, answer):
     assert checks.grounded([source]).function(answer) is None
+
+
+QUOTATIONS = [
+    "“%s”",
+    "„%s“",
+    "„%s”",
+    "«%s»",
+    "« %s »",
+    "»%s«",
+    "‹%s›",
+    "‘%s’",
+    "‚%s‘",
+    '"%s"',
+    "'%s'",
+]
+
+
+@pytest.mark.parametrize("marks", [*QUOTATIONS, "「%s」", "『%s』"])
+def test_a_quotation_of_every_kind_needs_a_source_also_over_line_breaks(marks):
+    check = checks.grounded(["The dogs' owner's shop: the shop isn't open. 空は青いですね。"])
+    assert check.function(f"He wrote {marks % 'the shop isn’t open'}, he said.") is None
+    assert check.function(f"He wrote {marks % 'owner’s'}{marks % 'the shop'}, he said.") is None
+    for invented in ("the shop is closed", "the shop\nisn’t shut", "空は赤いですね"):
+        quotation = marks % invented
+        found = check.function(f"Now he wrote {quotation}, he said.")
+        assert found.reason == f"the quotation {quotation} is not in the sources"
+        assert (found.start, found.end) == (13, 13 + len(quotation))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "It’s the dogs’ owner’s shop, isn’t it? It’s the Joneses’.",
+        "It's the dogs' owner's shop, isn't it? It's the Joneses'.",
+        "'Tis so, and 'twas so for the dogs' owner.",
+        "A 5' 5\" screen",
+    ],
+)
+def test_an_apostrophe_is_no_quotation(answer):
+    assert checks.grounded(["A screen of 5' 5 inches."]).function(answer) is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "named"),
+    [
+        ("See example.com.", None),
+        ("See www.example.com or EXAMPLE.COM/", None),
+        ("See (example.com/path/a).", None),
+        ("See example.com/path/b.", "the link example.com/path/b"),
+        ("See example.org.", "the link example.org"),
+        ("See docs.example.com", "the link docs.example.com"),
+        ("Write to Ann@Example.com, please.", None),
+        ("Write to **bob@example.com**.", "the e-mail address bob@example.com"),
+        ("Use Node.js, i.e. main.py and/or a.b/c.", None),
+    ],
+)
+def test_links_without_a_scheme_and_addresses_need_a_source(answer, named):
+    sources = ["Read https://www.example.com/path/a, or write to ann@example.com."]
+    expected = named and f"{named} is not in the sources"
+    assert reason(checks.grounded(sources).function(answer)) == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "answer", "passes"),
+    [
+        ("It costs 3.5 million.", "Es kostet 3,5 million.", True),
+        ("Es kostet 3,5 Euro.", "It costs 3.5 euros.", True),
+        ("1,500,000 people", "1.500.000, 1 500 000, 1'500'000, 1’500’000 and 1500000", True),
+        ("1.500.000 Menschen", "1,500,000, or 1.5 million", True),
+        ("1 500 000", "1.500.000", True),
+        ("1.500 Menschen, 3,5 % mehr", "1500 oder 1.500", True),
+        ("1.500 Menschen, 3,5 % mehr", "1,5", False),
+        ("1.500 grams", "1500 or 1.5", True),  # both, if nothing shows which
+        ("1.500 kg, 2.25 g", "1.5 kg", True),
+        ("1.500 kg, 2.25 g", "1500 kg", False),
+        ("1.500,5 Euro", "1500.5, EUR1.500,50 und EUR1500,50", True),
+        ("1.500.000 people", "1.600.000", False),
+        ("points (3,5), 2.25 high", "3 and 5", True),
+        ("version 1.2.3, 5.3.1998", "version 1.2.3, 5.3.1998", True),
+    ],
+)
+def test_numbers_are_read_in_the_writing_that_the_sources_show(source, answer, passes):
+    assert (checks.grounded([source]).function(answer) is None) is passes
+
+
+def test_the_decimal_sign_of_the_answer_can_be_given():
+    sources = ["1,500 people, 2.5% more"]
+    assert reason(checks.grounded(sources).function("Es sind 1.500.")) == (
+        "the number 1.500 is not in the sources"
+    )
+    assert checks.grounded(sources, decimal=",").function("Es sind 1.500, 2,5 % mehr.") is None
+    assert checks.grounded(decimal=",").identity != checks.grounded().identity
+    with pytest.raises(UsageError, match="decimal must be"):
+        checks.grounded(sources, decimal=";")
+
+
+def test_a_mark_refers_to_a_source_up_to_their_number():
+    one, two = checks.grounded(["It is old."]), checks.grounded(["It is old.", "It is tall."])
+    for answer in ("It is old.[1] It is tall [1, 2].[^2]【1†source】", "It is old [1–2]."):
+        assert one.function(answer) is two.function(answer) is None
+    assert reason(two.function("It is old [3].")) == "the number 3 is not in the sources"
+    assert reason(one.function("It is old [1984].")) == "the number 1984 is not in the sources"
+    assert checks.grounded(["Founded in 1984."]).function("It is old [1984].") is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "fault"),
+    [
+        ("It opened in 1999.", "1999"),
+        ("It cost $2.4bn, not $2.5bn.", "$2.4bn"),
+        ("It cost 1.600.000,5 euros.", "1.600.000,5"),
+        ("It is at https://evil.org/a.", "https://evil.org/a"),
+        ("On 6 March 1998 it moved.", "6 March 1998"),
+    ],
+)
+def test_the_fault_is_the_fact_and_no_more(answer, fault):
+    found = checks.grounded([SOURCE]).function(answer)
+    assert answer[found.start : found.end] == fault
 
 
 NOTATIONS = ["%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d %B %Y", "%B %d, %Y", "%b %d %Y"]
@@ -198,7 +324,9 @@ def test_a_number_is_the_same_with_and_without_separators(number):
         assert check.function(f"It has {number + 1:,}.")
 
 
-@given(st.text(alphabet="0123456789.,:/-% \n\"“”()[]_…⁵hJMarch'’thmilon$kbe^×", max_size=60))
+@given(
+    st.text(alphabet="0123456789.,:/-% \n\"“”‘「」@()[]_…⁵hJMarch'’thmilon$kbe^×青", max_size=60)
+)
 def test_every_text_is_grounded_in_itself(text):
     assert checks.grounded([text]).function(text) is None
 
@@ -215,6 +343,19 @@ PIECES = st.sampled_from(
             "[2, 3] ",
         ),
         *("“so be it", "”", "„so be it", "“", "«", "»", '"', '"so it may be"', "https://a.org/b. "),
+        *(
+            "‘so be it",
+            "’",
+            "it’s ",
+            "'so be ",
+            "'",
+            "「so",
+            "」",
+            " 1 500 ",
+            "3,5 ",
+            "a.org ",
+            "\n\n",
+        ),
         *("blue. ", "N12345 ", ". ", "\n", "x" * 300, "7.\n"),
     ]
 )
@@ -237,10 +378,13 @@ def test_a_text_that_is_read_sentence_by_sentence_fails_where_it_would_fail_as_a
         passed = place
 
 
-@pytest.mark.parametrize("sep", [" ", "\n"])
+@pytest.mark.parametrize("sep", [" ", "\n", "open"])
 def test_a_long_answer_is_read_once(sep):
-    """24 kB took 9.8 s when the whole text was read again at every sentence."""
+    """24 kB took 9.8 s when the whole text was read again at every sentence. "Open" begins a
+    quotation that does not end."""
     fact = f"The tower is 324 m high.{sep}It cost “far too much for us” on 5 March 1998.{sep}"
+    if sep == "open":
+        fact = "He said: “so it is. So it was. "
     check = checks.grounded([fact])
 
     def seconds(count):
@@ -283,7 +427,7 @@ def test_without_sources_the_conversation_and_its_tools_results_are_the_sources(
     told = [ToolMessage("It leaves at 10:42.", tool_call_id="1")]
     blocks = [HumanMessage([{"type": "text", "text": "Gate 12."}])]
     assert check.function("Train 7 leaves.", context(*asked)) is None
-    assert "10:42" in check.function("Train 7 leaves at 10:42.", context(*asked))
+    assert "10:42" in reason(check.function("Train 7 leaves at 10:42.", context(*asked)))
     assert check.function("Train 7 leaves at 10:42.", context(*asked, *told)) is None
     assert check.function("Train 7, gate 12.", context(*asked, *blocks)) is None
 
@@ -292,14 +436,14 @@ def test_documents_are_sources_with_the_address_they_came_from():
     document = Document("It is 324 m high.", metadata={"source": "https://example.org/t", "n": 9})
     check = checks.grounded([document, "There are two."])
     assert check.function("It is 324 m high, and has 2 lifts: https://example.org/t") is None
-    assert check.function("It has 9.") == "the number 9 is not in the sources"
+    assert reason(check.function("It has 9.")) == "the number 9 is not in the sources"
 
 
 def test_a_tools_time_in_iso_notation_is_a_date_and_a_time():
     check = checks.grounded(['{"leaves": "2024-03-05T09:42:30+01:00"}'])
     assert check.function("It leaves on March 5, 2024, at 9:42.") is None
     assert check.function("It leaves at 09:42:30.") is None
-    assert check.function("It leaves at 9:43.") == "the number 9:43 is not in the sources"
+    assert reason(check.function("It leaves at 9:43.")) == "the number 9:43 is not in the sources"
 
 
 def test_with_no_source_nothing_is_grounded():
