@@ -87,6 +87,7 @@ THIRD_PARTY = {
         "serve/",
         "cli/main.py",
         "members/chat_model/",
+        "checks/asking.py",
     },
     **{
         key: {"members/server/chat.py"}

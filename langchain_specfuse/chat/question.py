@@ -211,11 +211,11 @@ class Question:
         """What runs the checks of this answer; None if it has none."""
         if not self.call.judges:
             return None
-        return Checker(partial(self._context_of, config), loop, config)
+        return Checker(partial(self._context_of, config, {}), loop, config)
 
-    def _context_of(self, config: Any, job: CheckJob) -> CheckContext:
+    def _context_of(self, config: Any, memory: dict[Any, Any], job: CheckJob) -> CheckContext:
         calls = [{"name": call.name, "args": arguments_of(call)} for call in job.calls]
-        return CheckContext(self.messages, job.draft, job.author, job.ended, calls, config)
+        return CheckContext(self.messages, job.draft, job.author, job.ended, calls, config, memory)
 
     def _settings(self, referee: Referee) -> Settings:
         """The settings. Under a constraint, answers are compared by their meaning instead of their

@@ -9,6 +9,7 @@ function is a check; those here are ready-made.
 | :func:`max_words`, :func:`max_sentences` | segment | it is not longer |
 | :func:`lowercase` | segment | it has no capital letters |
 | :func:`grounded` | sentence | its numbers, dates, quotations and links are in the sources |
+| :func:`asks` | sentence | a model says that none of its sentences is of some kind |
 | :func:`requires` | answer | it contains something that matches a pattern |
 | :func:`json_schema` | answer | it is JSON, and valid |
 | :func:`python` | answer | its code runs and passes tests |
@@ -23,6 +24,7 @@ elsewhere. :func:`fault` is a reason that says which characters are at fault.
 from ..core.checks import Check as Check
 from ..core.checks import CheckContext as CheckContext
 from ..core.checks import fault as fault
+from .asking import asks as asks
 from .code import python as python
 from .personal import CARD as CARD
 from .personal import EMAIL as EMAIL

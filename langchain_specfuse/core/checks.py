@@ -51,6 +51,8 @@ class CheckContext:
     """The complete tool calls so far, each a dict with ``name`` and ``args``."""
     config: Any = None
     """The ``RunnableConfig`` of the call: its metadata, tags and callbacks."""
+    memory: dict[Any, Any] = field(default_factory=dict)
+    """What checks want to remember within this answer."""
 
 
 class Redaction(Protocol):

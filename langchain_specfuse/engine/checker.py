@@ -146,9 +146,10 @@ class _Target:
         has an event loop."""
         function = check.function
         if hasattr(function, "invoke"):
+            takes_config = not check.takes_context
             if has_loop and hasattr(function, "ainvoke"):
-                return cls(function.ainvoke, is_coroutine=True, takes_config=True)
-            return cls(function.invoke, takes_config=True)
+                return cls(function.ainvoke, True, takes_config, check.takes_context)
+            return cls(function.invoke, False, takes_config, check.takes_context)
         is_coroutine = is_coroutine_function(function)
         takes_context = check.takes_context or _takes_context(function)
         return cls(function, is_coroutine, takes_context=takes_context)
