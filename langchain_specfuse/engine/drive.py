@@ -417,6 +417,9 @@ class Run:
         waiting.limits.update(of_checks(ask.jobs))
         assert self._checker is not None
         self._wait_for(waiting)
+        if any(hasattr(job.check.function, "invoke") for job in ask.jobs):  # a model takes long
+            for stream in list(self._streams.values()):
+                stream.read_on()
         self._checker.ask(ask.jobs, waiting.deliver)
 
     def _end(self, last: BaseException | None) -> None:

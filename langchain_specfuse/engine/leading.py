@@ -3,6 +3,8 @@
 A thread of its own reads the stream, but only as far as the loop asks. That thread advances the
 loop; what arrives meanwhile waits in the connection, and the next chunk contains all of it.
 
+While a model judges a chunk, the thread reads on, and the next chunk contains all that has come.
+
 If text may still be refused, or another member may have to go on with it, a chunk ends with a
 complete word: the rest is held until the next one arrives.
 """
@@ -75,6 +77,8 @@ class LeadStream:
             self._skip = text_of(job.answer)
         self._held = NOTHING if not spent else replace(NOTHING, effort=spent)
         """What has arrived and was not delivered."""
+        self._reads_on = False
+        """Whether it reads although nobody has asked for more yet."""
         self._is_word = False
         """Whether its last word is complete, because something other than text has followed."""
         self._since = time.perf_counter()
@@ -98,6 +102,12 @@ class LeadStream:
                 self.task.last = time.monotonic()  # until now, nobody has waited for it
             self._news.notify()
 
+    def read_on(self) -> None:
+        """Read what comes before it is asked for, which will be soon."""
+        with self._news:
+            self._reads_on = True
+            self._news.notify()
+
     def agrees_with(self, job: DraftJob) -> bool:
         """Whether the stream goes on where this job does."""
         known = len(self._segments)
@@ -117,6 +127,7 @@ class LeadStream:
             self._job = job
             self._since = time.perf_counter()
             self._deliver = deliver
+            self._reads_on = False
             self._news.notify()
 
     def _note_end(self, failure: Failure | None) -> None:
@@ -134,18 +145,19 @@ class LeadStream:
             self._end(failure_of(error))
 
     def _hand_out(self, chunks: Iterator[Any]) -> None:
-        """Deliver the chunks. None is read before it is asked for, because the member may be asked
-        for something else instead."""
-        for reply in self._asked(chunks):
-            valid = checked_reply(self._job, reply)
-            if not isinstance(valid, Draft):
-                if isinstance(valid, Failure) and valid.kind == REFUSAL:
-                    self._give_held()  # a provider's filter may end a reply after its last word
-                return self._end(valid)  # type: ignore[arg-type]
-            self._held = joined(self._held, valid)
-            self._is_word = valid.is_silent
-            if not self._agree_with_forced():
-                return self._begin_anew()
+        """Deliver the chunks. None is read before it is asked for, or will be soon, because the
+        member may be asked for something else instead."""
+        for replies in self._asked(chunks):
+            for reply in replies:
+                valid = checked_reply(self._job, reply)
+                if not isinstance(valid, Draft):
+                    if isinstance(valid, Failure) and valid.kind == REFUSAL:
+                        self._give_held()  # a filter may end a reply after its last word
+                    return self._end(valid)  # type: ignore[arg-type]
+                self._held = joined(self._held, valid)
+                self._is_word = valid.is_silent
+                if not self._agree_with_forced():
+                    return self._begin_anew()
             self._give(self._ready())
             if self.is_over:
                 return None
@@ -162,27 +174,49 @@ class LeadStream:
             self._give(held)
         self._wait_until_asked()
 
-    def _asked(self, chunks: Iterator[Any]) -> Iterator[Any]:
+    def _asked(self, chunks: Iterator[Any]) -> Iterator[list[Any]]:
+        """What has come when more is asked for."""
+        replies: list[Any] = []
         while True:
+            self._wait(reads_on=True)
+            if replies and self._deliver is not None:
+                yield replies
+                replies = []
+                continue
+            error: BaseException | None = None
+            try:
+                reply = next(chunks, None)
+            except Exception as raised:
+                reply, error = None, raised
+            if reply is not None:
+                note_arrival()
+                self.task.has_arrived = True
+                replies.append(reply)
+                continue
+            if replies:
+                self._wait_until_asked()
+                yield replies
             self._wait_until_asked()
-            reply = next(chunks, None)
-            if reply is None:
-                return
-            note_arrival()
-            self.task.has_arrived = True
-            yield reply
+            if error is not None:
+                raise error
+            return
 
     def _wait_until_asked(self) -> None:
-        if self._must_wait():
+        self._wait(reads_on=False)
+
+    def _wait(self, *, reads_on: bool) -> None:
+        """Wait until more is asked for, or with ``reads_on`` until more may be read."""
+        if self._must_wait(reads_on):
             calls_of(self.member).pause(self.task)
             with self._news:
-                while self._must_wait():
+                while self._must_wait(reads_on):
                     self._news.wait()
             self.task.is_paused = False
         refuse_closed()
 
-    def _must_wait(self) -> bool:
-        return (self._deliver is None or self._is_ahead()) and not self.is_over
+    def _must_wait(self, reads_on: bool) -> bool:
+        is_asked = self._deliver is not None or (reads_on and self._reads_on)
+        return (not is_asked or self._is_ahead()) and not self.is_over
 
     def _agree_with_forced(self) -> bool:
         """Drop what repeats the text that the constraint forces. False if the stream differs."""

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from langchain_core.callbacks import UsageMetadataCallbackHandler
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage
-from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.messages import AIMessage, AIMessageChunk
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.tracers.base import BaseTracer
 
 from langchain_specfuse import (
+    ChatModelMember,
     CheckError,
     ScriptedMember,
     SpecFuseChatModel,
@@ -201,6 +203,68 @@ def test_text_is_shown_once_the_model_has_passed_it() -> None:
     assert next(chunk.text for chunk in chunks if chunk.text) == "It may be a cold."
     gate.set()
     assert "".join(chunk.text for chunk in chunks) == " Take two pills a day. Get well soon."
+
+
+class Writer(BaseChatModel):
+    """Streams the answer word by word, and says when it has done so."""
+
+    done: threading.Event
+    error: Exception | None = None
+
+    @property
+    def _llm_type(self) -> str:
+        return "writer"
+
+    def _generate(self, *args: Any, **options: Any) -> Any:
+        raise NotImplementedError
+
+    def _stream(self, *args: Any, **options: Any) -> Iterator[ChatGenerationChunk]:
+        for word in TEXT.split():
+            yield ChatGenerationChunk(message=AIMessageChunk(word + " "))
+        self.done.set()
+        if self.error is not None:
+            raise self.error
+
+
+class Waiting(Judge):
+    """Thinks about the first sentence until the answer is written."""
+
+    done: threading.Event
+
+    def _generate(self, messages: Any, *args: Any, **options: Any) -> ChatResult:
+        if "a cold" in sentence_in(str(messages[-1].content)):
+            assert self.done.wait(20)
+        return super()._generate(messages, *args, **options)
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_the_lead_goes_on_writing_while_the_model_thinks(way: str) -> None:
+    done = threading.Event()
+    model = Waiting(word="never", seconds=0.1, asked=[], together=[], done=done)
+    llm = SpecFuseChatModel(members=[Writer(done=done)], checks=[checks.asks(model, ADVICE)])
+    assert await text_of(llm, way) == TEXT + " "
+    assert model.together == [1, 1, 2]  # the last two sentences had both been written
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_lead_that_breaks_off_while_the_model_thinks_is_replaced(way: str) -> None:
+    done = threading.Event()
+    model = Waiting(word="never", asked=[], together=[], done=done)
+    lead = ChatModelMember(Writer(done=done, error=ConnectionError("gone")), name="lead")
+    reserve = ScriptedMember(TEXT + " It passes.", name="reserve")
+    llm = SpecFuseChatModel(members=[lead, reserve], checks=[checks.asks(model, ADVICE)])
+    assert await text_of(llm, way) == TEXT + " It passes."
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_what_was_written_meanwhile_is_dropped_with_a_refused_sentence(way: str) -> None:
+    done = threading.Event()
+    model = Waiting(word="a cold", asked=[], together=[], done=done)
+    lead = ChatModelMember(Writer(done=done), name="lead")
+    reserve = ScriptedMember("You could ask a doctor about that, or not.", name="reserve")
+    llm = SpecFuseChatModel(members=[lead, reserve], checks=[checks.asks(model, ADVICE)])
+    text = await text_of(llm, way)
+    assert "a cold" not in text and "pills" not in text
 
 
 @pytest.mark.parametrize(
