@@ -2,13 +2,15 @@
 and its reply is delivered as soon as it arrives.
 
 There are no time limits here: whoever waits for a job closes it (:mod:`.core.call`). A closed job
-makes room for the next one at once; its thread ends when what it waits for has been interrupted,
+makes room for the next one at once; its thread is free when what it waits for has been interrupted,
 and what it returns is dropped.
 """
 
 from __future__ import annotations
 
+import contextvars
 import logging
+import queue
 import threading
 import weakref
 from collections import deque
@@ -23,10 +25,52 @@ from ..errors import emptied
 log = logging.getLogger("langchain_specfuse")
 
 
+IDLE_S = 10.0
+"""A thread without work ends after this long. Until then it takes the next work: to start a thread,
+its starter waits until it runs, which takes long while others run."""
+_IDLE: deque[_Thread] = deque()
+"""The threads without work, without a lock: each method of a deque is atomic."""
+
+
+class _Thread(threading.Thread):
+    """Does one thing after another. It is a daemon, because the threads of ``concurrent.futures``
+    keep a program from ending while a server hangs."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.work: queue.SimpleQueue[tuple[str, Callable[[], object]]] = queue.SimpleQueue()
+        """What to do next, with the thread's name meanwhile."""
+
+    def run(self) -> None:
+        while (work := self._next()) is not None:
+            self.name, function = work
+            contextvars.Context().run(function)  # an empty context, as in a new thread
+            del work, function  # they may hold an answer
+            self.name = "specfuse-idle"
+            _IDLE.append(self)
+
+    def _next(self) -> tuple[str, Callable[[], object]] | None:
+        try:
+            return self.work.get(timeout=IDLE_S)
+        except queue.Empty:
+            pass
+        try:
+            _IDLE.remove(self)
+        except ValueError:  # it was chosen just now
+            return self.work.get()
+        return None
+
+
 def start(function: Callable[[], object], name: str = "call") -> None:
-    """Call the function in a thread of its own. It is a daemon, because those of
-    ``concurrent.futures`` keep a program from ending while a server hangs."""
-    threading.Thread(target=function, name=f"specfuse-{name}", daemon=True).start()
+    """Call the function in a thread that does nothing else meanwhile."""
+    try:
+        thread = _IDLE.pop()
+        while not thread.is_alive():  # this process was forked: its threads are in its parent
+            thread = _IDLE.pop()
+    except IndexError:
+        thread = _Thread()
+        thread.start()
+    thread.work.put((f"specfuse-{name}", function))
 
 
 def waits(member: Any) -> bool:

@@ -33,9 +33,10 @@ SYNC_WAYS = ["invoke", "stream", "batch"]
 
 
 def our_threads() -> list[str]:
-    """Those of computing and of checks. The event loops of checks stay."""
-    names = [thread.name for thread in threading.enumerate()]
-    return [name for name in names if name.startswith("specfuse") and not name.endswith("-loop")]
+    """Those of computing and of checks. The event loops of checks stay, and threads without work
+    stay for a while."""
+    names = [thread.name for thread in threading.enumerate() if thread.name.startswith("specfuse")]
+    return [name for name in names if not name.endswith(("-loop", "-idle"))]
 
 
 @pytest.fixture(autouse=True)

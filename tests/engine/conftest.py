@@ -42,10 +42,11 @@ def fresh_device() -> str:
 
 
 def our_threads(besides: Collection[threading.Thread] = ()) -> list[str]:
-    """The names of the package's threads, besides some. The event loops of checks stay."""
+    """The names of the package's threads, besides some. The event loops of checks stay, and threads
+    without work stay for a while."""
     ours = (thread for thread in threading.enumerate() if thread.name.startswith("specfuse"))
     names = [thread.name for thread in ours if thread not in besides]
-    return [name for name in names if not name.endswith("-loop")]
+    return [name for name in names if not name.endswith(("-loop", "-idle"))]
 
 
 def worker_threads() -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from functools import partial
 
 import pytest
@@ -110,6 +111,21 @@ def test_where_the_system_has_no_room_for_a_thread_the_job_fails(calls, monkeypa
     replies = []
     calls.begin(Task(lambda: 1, replies.append))
     assert replies[0].kind == "error" and "can't start new thread" in replies[0].message
+
+
+def test_a_thread_without_work_takes_the_next_and_ends_after_a_while(calls, monkeypatch):
+    idle, threads = deque(), []
+    monkeypatch.setattr(calls_module, "_IDLE", idle)
+    for idle_s in (30.0, 30.0, 0.01):
+        begun(calls, work := Work())
+        assert work.began.wait(5)
+        threads += [thread for thread in threading.enumerate() if thread.name == "specfuse-m"]
+        monkeypatch.setattr(calls_module, "IDLE_S", idle_s)
+        work.gate.set()
+        if idle_s > 1:
+            assert until(lambda: idle)
+    assert len(set(threads)) == 1
+    assert until(lambda: not threads[0].is_alive())
 
 
 def test_a_query_is_forgotten_when_none_of_its_work_is_under_way(calls):

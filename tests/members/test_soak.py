@@ -157,8 +157,8 @@ def question(rng: random.Random) -> str:
 
 
 def ours() -> list[str]:
-    names = (thread.name for thread in threading.enumerate())
-    return [name for name in names if name.startswith("specfuse") and not name.endswith("-loop")]
+    names = [thread.name for thread in threading.enumerate() if thread.name.startswith("specfuse")]
+    return [name for name in names if not name.endswith(("-loop", "-idle"))]
 
 
 def connections(remotes: list[Remote]) -> list[Any]:
