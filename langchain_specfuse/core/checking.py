@@ -29,6 +29,7 @@ from .checks import (
     places_in,
     word_start,
 )
+from .normal import Spelling, is_apart, normal
 from .options import Settings
 from .panel import Panel
 from .round import Rejection
@@ -81,6 +82,26 @@ class Fault:
     check: Check
     place: int
     reason: str
+    span: tuple[int, int] | None = None
+    """The characters at fault, if they are known."""
+
+    @property
+    def start(self) -> int:
+        """The place before which all is well, as far as it is known."""
+        return self.place if self.span is None else self.span[0]
+
+
+@dataclass(slots=True)
+class Refused:
+    """A text that a check refuses, in whatever spelling."""
+
+    check: str
+    reason: str
+    spelling: Spelling
+    place: int = -1
+    """Where the answer was last cut before it."""
+    times: int = 0
+    """How often it was cut there."""
 
 
 @dataclass(slots=True)
@@ -128,6 +149,8 @@ class Checking:
         """Attempts in a row that have added no verified text."""
         self._tries = 0
         """The number of all attempts of this answer. Each has another seed."""
+        self._spelled: list[Refused] = []
+        """What was refused, so that it is not written in another spelling."""
         self._furthest = 0
         """How far the answer has been verified, or kept at a cut."""
         self._others_asked = False
@@ -286,6 +309,7 @@ class Checking:
             if fault is not None:
                 faults[name] = fault
                 self._note(item, fault)
+                self._remember(item, fault)
             else:
                 self._passed[name] = self._marks_after(item)
         self._count(jobs, verdicts)
@@ -324,14 +348,25 @@ class Checking:
         return marks
 
     def _asked(self, jobs: Sequence[CheckJob], answer: Answer) -> Steps:
-        """Ask for the verdicts on these jobs. Raises if a check itself fails."""
+        """Ask for the verdicts on these jobs. Raises if a check itself fails. What passes is
+        refused if it is another spelling of what was refused before."""
         if not jobs:
             return ()
         verdicts = yield CheckAsk(tuple(jobs))
         for job, verdict in zip(jobs, verdicts, strict=True):
             if verdict.is_broken:
                 raise self._reported(broken_check(job.check, verdict, answer))
-        return verdicts
+        pairs = zip(jobs, verdicts, strict=True)
+        return [self._respelled(job) if it.reason is None else it for job, it in pairs]
+
+    def _respelled(self, job: CheckJob) -> Verdict:
+        """The verdict on a text that this check has passed."""
+        for refused in self._spelled:
+            if refused.check == job.check.name:
+                span = refused.spelling.found(job.text, len(job.text) - len(job.draft))
+                if span is not None:
+                    return Verdict(f"{refused.reason}, in another spelling", span=span)
+        return Verdict()
 
     def _count(self, jobs: Sequence[CheckJob], verdicts: Verdicts) -> None:
         for job, verdict in zip(jobs, verdicts, strict=True):
@@ -349,6 +384,24 @@ class Checking:
                 held_back=item.before.text[item.marks[fault.check.name] :][-TAIL:],
             )
         )
+
+    def _remember(self, item: Continuation, fault: Fault) -> None:
+        """Refuse other spellings of this text from now on."""
+        if fault.span is None or self._refused_by(item, fault) is not None:
+            return
+        spelling = Spelling.of(item.after.text[slice(*fault.span)])
+        if spelling is not None:
+            self._spelled.append(Refused(fault.check.name, fault.reason, spelling))
+
+    def _refused_by(self, item: Continuation, fault: Fault) -> Refused | None:
+        """What was refused before, if this fault is a spelling of it."""
+        if fault.span is None:
+            return None
+        text = item.after.text[slice(*fault.span)]
+        for refused in self._spelled:
+            if refused.check == fault.check.name and refused.spelling.found(text):
+                return refused
+        return None
 
     def thoughts(self, drafts: Mapping[str, Draft], answer: Answer) -> Steps:
         """The reasoning of each draft that may be shown. Reasoning that a check refuses is not
@@ -416,6 +469,10 @@ class Checking:
         author = max(written, key=rank)
         item, fault, cut = written[author], faults[author], cuts[author]
         is_new = self._makes_progress(fault, cut, item.marks)
+        refused = self._refused_by(item, fault)
+        if refused is not None:
+            refused.times = refused.times + 1 if self._is_there(refused, item, fault) else 1
+            refused.place = cut
         self._exclude(item, cut, fault, panel)
         if not is_new and self._attempts > self._settings.redrafts:
             self.is_handed_over = not item.after.text[cut:].strip()
@@ -433,12 +490,15 @@ class Checking:
         """Where to cut this draft, or the held back text before it, so that the rest passes."""
         mark = item.marks[fault.check.name]
         text = item.after.text[: fault.place]
+        # text that a constraint forces may precede the first draft
+        first = [*self._held_back, item][0]
+        least = max(item.before.shown, len(first.before.text))
         if fault.check.at not in SEARCHED:
-            # text that a constraint forces may precede the first draft
-            first = [*self._held_back, item][0]
-            least = max(item.before.shown, len(first.before.text))
             return max(_unit_start(fault, text, item.after), least)
         places = self._cuts(item, fault.place)
+        if fault.span is not None:
+            start = self._start_of(item, fault)
+            return max((at for at in places if at <= start and is_apart(text, at)), default=least)
         tried = [place for place in places if place > mark]
         low, high = -1, len(tried)  # tried[low] passes, tried[high] fails
         while high - low > 1:
@@ -453,6 +513,24 @@ class Checking:
             return tried[low]
         return max((place for place in places if place <= mark), default=mark)
 
+    def _start_of(self, item: Continuation, fault: Fault) -> int:
+        """The place before which to cut: the beginning of what is at fault. If it was refused at
+        the same place before, that place, and after the second time, the beginning of the sentence.
+        """
+        refused = self._refused_by(item, fault)
+        if refused is None or not self._is_there(refused, item, fault):
+            return fault.start
+        if refused.times < 2:
+            return refused.place
+        ends, _ = places_in("sentence", item.after.text[: refused.place], False)
+        return ends[-1] if ends else 0
+
+    def _is_there(self, refused: Refused, item: Continuation, fault: Fault) -> bool:
+        """Whether this fault is where the answer was last cut before the same text: no letter or
+        digit lies between."""
+        between = item.after.text[max(refused.place, 0) : fault.start]
+        return 0 <= refused.place <= fault.start and not normal(between)[0]
+
     def _cuts(self, item: Continuation, end: int) -> list[int]:
         """The places before ``end`` where held back text and this draft can be cut."""
         places: list[int] = []
@@ -464,7 +542,7 @@ class Checking:
 
     def _makes_progress(self, fault: Fault, cut: int, marks: Marks) -> bool:
         """Whether the cut leaves more text than any before. Otherwise it counts as an attempt."""
-        verified = marks[fault.check.name]
+        verified = min(marks[fault.check.name], max(cut, fault.start))
         is_new = cut > max(self._furthest, verified)
         if is_new or verified > self._furthest:
             self._attempts = 0
@@ -511,6 +589,9 @@ class Checking:
         pairs = list(zip(others, verdicts, strict=True))
         all_others = {token for token, _ in others}
         refused = {token for (token, _), verdict in pairs if verdict.reason is not None}
+        spelled = self._refused_by(item, fault)
+        if spelled is not None:
+            refused |= {token for token, text in others if spelled.spelling.begins(text)}
         words = {token: text for token, text in others if _begins_word(text, before)}
         ends = {token for token, text in others if text.strip() in MARKS} - refused
         excluded = redraft.excluded.setdefault(writer.author, set())
@@ -518,7 +599,7 @@ class Checking:
         same_word = [
             token
             for token, text in words.items()
-            if token not in refused and refused_text.lower().startswith(text)
+            if token not in refused and refused_text.lower().startswith(text) and not fault.span
         ]
         if same_word:
             excluded |= all_others - set(same_word)  # the same word in small letters
@@ -691,6 +772,10 @@ class Checking:
         self._passed = {}
         holds = [_places(check, after, self._marks[check.name])[1] for check in self._checks]
         hold = min(holds, default=len(after.text))
+        if after.finish is None:
+            ends = [it.spelling.pending(after.text[:hold]) for it in self._spelled]
+            if min(ends, default=hold) < hold:
+                hold = word_start(after.text, min(ends))
         hold = max(hold, before.shown)
         shown = min(after.shown, hold)
         released = after.text[before.shown : shown]
@@ -736,7 +821,8 @@ def _places(check: Check, answer: Answer, mark: int) -> tuple[list[int], int]:
     if in_calls and hold == spoken:
         return places, len(text)
     if check.pending is not None and not (is_over or in_calls):
-        hold = word_start(text, check.pending(text[:hold]))
+        end = check.pending(text[:hold])
+        hold = hold if end >= hold else word_start(text, end)
     return places, hold
 
 
@@ -752,11 +838,11 @@ def _unit_start(fault: Fault, text: str, answer: Answer) -> int:
 
 def _first_fault(pairs: Sequence[tuple[CheckJob, Verdict]]) -> Fault | None:
     faults = [
-        Fault(job.check, len(job.text), verdict.reason)
+        Fault(job.check, len(job.text), verdict.reason, verdict.span)
         for job, verdict in pairs
         if verdict.reason is not None
     ]
-    return min(faults, key=lambda fault: fault.place, default=None)
+    return min(faults, key=lambda fault: (fault.place, fault.start), default=None)
 
 
 # --- parts of drafts ------------------------------------------------------------------------------

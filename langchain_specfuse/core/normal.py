@@ -1,11 +1,14 @@
-"""The normal form of a text, in which different spellings of the same text are equal.
+"""The normal form of a text, in which different spellings of the same text are equal, and the
+search for other spellings of a text.
 
 Paper: it has no such form.
 """
 
 from __future__ import annotations
 
+import math
 import unicodedata
+from dataclasses import dataclass
 from functools import lru_cache
 
 _LOOK_ALIKES = str.maketrans(
@@ -14,6 +17,14 @@ _LOOK_ALIKES = str.maketrans(
 )
 """Small Cyrillic and Greek letters that look like Latin ones, or whose capitals do, and the
 Latin letter; the dotless i too."""
+
+
+SHORTEST = 3
+"""Shorter normal forms are not searched for: other texts have them, too."""
+SHORTEST_IN_PART = 8
+PART = 0.6
+"""Of data, such as an address or a number, whose form has at least 8 characters, this share in a
+row is the same data."""
 
 
 def normal(text: str) -> tuple[str, list[int]]:
@@ -46,3 +57,82 @@ def _form(character: str) -> str:
         if letter.isalnum()
     )
     return "".join(kept)
+
+
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """A text of which all spellings are searched for."""
+
+    form: str
+    least: int
+    """So many characters of the form in a row are found; all of them are found as whole words."""
+
+    @classmethod
+    def of(cls, text: str) -> Spelling | None:
+        """The spelling of this text; None if it has too few letters and digits. The text is data if
+        it has an @, or if at least every fifth letter is a digit."""
+        form, _ = normal(text)
+        if len(form) < SHORTEST:
+            return None
+        is_data = "@" in text or 5 * sum(map(str.isdigit, form)) >= len(form)
+        if not is_data or len(form) < SHORTEST_IN_PART:
+            return cls(form, len(form))
+        return cls(form, math.ceil(PART * len(form)))
+
+    @property
+    def is_in_part(self) -> bool:
+        """Whether a part of it is found, too."""
+        return self.least < len(self.form)
+
+    def found(self, text: str, start: int = 0) -> tuple[int, int] | None:
+        """Where it is spelled in this text, in characters of the text. It ends after ``start``.
+
+        >>> Spelling.of("4111 1111 2222").found("It is 4 1 1 1-1 1 1 1-9.")
+        (6, 21)
+        """
+        first = _place_before(text, start, len(self.form) - 1)
+        tail, places = normal(text[first:])
+        for at in range(len(tail) - self.least + 1):
+            end = at + self.least
+            if tail[at:end] not in self.form or first + places[end - 1] < start:
+                continue
+            while at > 0 and tail[at - 1 : end] in self.form:
+                at -= 1
+            while end < len(tail) and tail[at : end + 1] in self.form:
+                end += 1
+            span = first + places[at], first + places[end - 1] + 1
+            if self.is_in_part or (is_apart(text, span[0]) and is_apart(text, span[1])):
+                return span
+        return None
+
+    def pending(self, text: str) -> int:
+        """Where the end of this text begins that may be the beginning of it.
+
+        >>> Spelling.of("4111 1111 2222").pending("It is 4 11"), len("It is ")
+        (6, 6)
+        """
+        first = _place_before(text, len(text), len(self.form) - 1)
+        tail, places = normal(text[first:])
+        for at, place in enumerate(places):
+            is_long = self.is_in_part and len(tail) - at >= SHORTEST and tail[at:] in self.form
+            if is_long or (self.form.startswith(tail[at:]) and is_apart(text, first + place)):
+                return first + place
+        return len(text)
+
+    def begins(self, text: str) -> bool:
+        """Whether it may begin with this text."""
+        form, _ = normal(text)
+        return len(form) > 1 and self.form.startswith(form)
+
+
+def is_apart(text: str, at: int) -> bool:
+    """Whether no word goes on at this place."""
+    return not (text[max(at - 1, 0) : at].isalnum() and text[at : at + 1].isalnum())
+
+
+def _place_before(text: str, at: int, count: int) -> int:
+    """The place before the last ``count`` letters and digits before this one."""
+    while at > 0 and count > 0:
+        at -= 1
+        count -= len(_form(text[at]))
+    return at

@@ -1,0 +1,171 @@
+"""What was refused is not shown in another spelling, in part or in several drafts."""
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis
+from hypothesis import strategies as st
+
+from langchain_specfuse import checks
+from langchain_specfuse.core.normal import normal
+from langchain_specfuse.core.options import Settings
+from langchain_specfuse.core.values import Draft
+from langchain_specfuse.errors import CheckError
+
+from .play import play, speakers
+
+ADDRESS = "ann.smith@example.com"
+CARD = "4111 1111 2222 3333"
+
+
+def writer(*scripts, size=6):
+    """A member that continues the answer with its next script each time a draft was refused."""
+    left, written = list(scripts), [""]
+
+    def reply(job, _):
+        answer = "".join(segment.text for segment in job.answer)
+        if answer != written[-1] and len(left) > 1:
+            left.pop(0)
+            left[0] = answer.rstrip() + left[0]
+        rest = left[0][len(answer) :]
+        written.append(answer + rest[:size])
+        return Draft(rest[:size], ended=len(rest) <= size)
+
+    return reply
+
+
+def settings(*rules, **options):
+    return Settings(checks=list(rules), on_failure="end", **options)
+
+
+def is_readable(datum, text):
+    """Whether 60% of the datum are in the text, whatever stands between its characters."""
+    form, shown = normal(datum)[0], normal(text)[0]
+    size = -(-6 * len(form) // 10)
+    return any(form[at : at + size] in shown for at in range(len(form) - size + 1))
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        "ann.smith@example.c om",
+        "Ann.Smith (@) Example.com",
+        "ann.smith@example.Com",
+        "`a n n . s m i t h @ e x a m p l e . c o m`",
+        "ann.smith@example.org",
+        "аnn.ѕmith@ехample.com",
+        "ａｎｎ．ｓｍｉｔｈ＠ｅｘａｍｐｌｅ．ｃｏｍ",
+        "ann\u200b.smith@exam\u00adple.com",
+    ],
+)
+@pytest.mark.parametrize("size", [3, 12, 100])
+@pytest.mark.parametrize("place", ["segment", "sentence", "line", "answer"])
+def test_another_spelling_of_what_was_refused_is_refused(spelling, size, place):
+    """With the cut as late as possible, SmolLM2 wrote ``ann.smith@example.c om``."""
+    rule = checks.at(place, checks.forbids(ADDRESS))
+    scripts = (f"Write to {ADDRESS} soon.", f" {spelling} soon.", " the shop soon.")
+    played = play({"a": writer(*scripts, size=size)}, settings(rule))
+    assert played.error is None
+    assert not is_readable(ADDRESS, played.text)
+    if place in ("segment", "line"):
+        assert played.text == "Write to the shop soon."
+
+
+def separated(datum):
+    """The datum with other capital letters, and something between its characters."""
+    between = st.lists(
+        st.sampled_from(["", "", "", " ", "-", " - ", "\u200d", "*", "\n"]),
+        min_size=len(datum),
+        max_size=len(datum),
+    )
+    case = st.lists(st.booleans(), min_size=len(datum), max_size=len(datum))
+
+    def spelled(marks, capitals):
+        letters = [
+            letter.upper() if is_capital else letter
+            for letter, is_capital in zip(datum, capitals, strict=True)
+        ]
+        return "".join(a + b for pair in zip(letters, marks, strict=True) for a, b in [pair])
+
+    return st.builds(spelled, between, case)
+
+
+@given(
+    datum=st.sampled_from([ADDRESS, CARD, "+49 151 2345678", "DE89370400440532013000"]),
+    size=st.integers(1, 30),
+    place=st.sampled_from(["segment", "sentence", "line", "block", "answer"]),
+    failure=st.sampled_from(["raise", "end"]),
+    data=st.data(),
+)
+@hypothesis(max_examples=150, deadline=None)
+def test_no_spelling_of_a_refused_datum_becomes_readable(datum, size, place, failure, data):
+    spellings = data.draw(st.lists(separated(datum), max_size=4))
+    scripts = [f"It is {datum}.", *(f" {spelling}." for spelling in spellings), " secret."]
+    literal = checks.forbids(datum.replace("+", r"\+"))
+    rules = [literal, checks.at(place, literal, name="other")]
+    options = Settings(checks=rules, on_failure=failure)
+    played = play({"a": writer(*scripts, size=size)}, options)
+    assert not is_readable(datum, played.text)
+    assert played.error is None or isinstance(played.error, CheckError)
+
+
+@pytest.mark.parametrize("size", [1, 4, 9, 40])
+def test_the_whole_match_goes_in_whatever_pieces_it_arrives(size):
+    member = writer(f"Pay with {CARD} now.", " cash now.", size=size)
+    played = play({"a": member}, settings(checks.forbids(CARD)))
+    assert played.text == "Pay with cash now."
+
+
+@pytest.mark.parametrize("place", ["segment", "sentence", "line"])
+def test_an_answer_ends_before_the_whole_match(place):
+    rule = checks.at(place, checks.forbids(r"\[\d+\]"))
+    played = play(speakers(a="I like trains too [7] a lot."), settings(rule))
+    assert played.text == "I like trains too"
+    assert played.rounds[-1].finish == "check"
+
+
+def test_a_match_of_which_a_part_was_shown_is_cut_at_what_was_shown():
+    rule = checks.forbids(r"\d{4} \d{4} \d{4} \d{4}")
+    played = play({"a": writer(f"It is {CARD} now.", size=5)}, settings(rule))
+    assert played.text == "It is 4111 1111 2222"
+
+
+@pytest.mark.parametrize(
+    "other", ["category", "scat", "C. Attlee", "concat", "Catalan", "4111 1111", "2222-3333"]
+)
+def test_other_words_than_the_refused_one_pass(other):
+    rules = [checks.forbids(r"\bcat\b"), checks.forbids(CARD)]
+    scripts = (f"A cat, {CARD}.", " dog, 1.", f" dog, {other}.")
+    played = play({"a": writer(*scripts, size=50)}, settings(*rules))
+    assert played.text.startswith("A dog, ")
+    assert is_readable(other, played.text) or played.text == "A dog, 1."
+
+
+def test_a_second_fault_at_a_place_withdraws_the_sentence_if_nobody_has_seen_it():
+    rule = checks.at("sentence", checks.forbids(ADDRESS))
+    scripts = (
+        f"Sure. Write to {ADDRESS}.",
+        f" *{ADDRESS.upper()}*.",
+        f" {ADDRESS}!",
+        " I may not say it.",
+    )
+    played = play({"a": writer(*scripts, size=60)}, settings(rule))
+    assert played.text == "Sure. I may not say it."
+
+
+def test_a_draft_that_spells_a_refused_text_does_not_win():
+    members = {
+        "a": writer(f"Write to {ADDRESS}.", " Ann.Smith@Example.com.", size=60),
+        "b": writer("Write to us. Or call.", size=60),
+    }
+    played = play(members, settings(checks.forbids(ADDRESS), lead=None))
+    assert played.text == "Write to us. Or call."
+
+
+def test_the_reason_says_that_it_is_another_spelling():
+    scripts = (f"Write to {ADDRESS}.", " Ann.Smith@Example.com.", " us.")
+    played = play({"a": writer(*scripts, size=60)}, settings(checks.forbids(ADDRESS)))
+    reasons = [rejection.reason for round in played.rounds for rejection in round.rejected]
+    assert reasons == [
+        f"contains '{ADDRESS}'",
+        f"contains '{ADDRESS}', in another spelling",
+    ]
