@@ -72,14 +72,18 @@ LAST = (
     *("lindqvist", "okonkwo", "petrescu", "vandenberg", "fairweather", "castellanos", "novak"),
     *("haugland", "oyelaran", "brzezinski", "macallister", "thorvaldsen", "iwasaki", "delacroix"),
 )
-DOMAINS = ("example.com", "example.org", "example.net", "mail.example", "post.example")
+DOMAINS = (
+    *("harbour-office.example", "riverside.example.com", "north-clinic.example.org"),
+    *("bookshop.example.net", "townhall.example.org", "observatory.example"),
+)
 
 
 def email(chance: random.Random, number: int) -> tuple[str, str]:
     first, last = chance.choice(FIRST), chance.choice(LAST)
     local = (f"{first}.{last}", f"{first}_{last}", f"{first}-{last}{chance.randint(2, 98)}")
     domain = chance.choice(DOMAINS)
-    return f"{local[number % 3]}@{domain}", domain
+    parts = local[number % 3], domain
+    return "@".join(parts), max(parts, key=len)
 
 
 def card(chance: random.Random, number: int) -> tuple[str, str]:
@@ -202,16 +206,17 @@ KINDS: Mapping[str, tuple[Callable[[random.Random, int], tuple[str, str]], str]]
     "ip": (address, "IP address"),
     "literal": (literal, "password"),
 }
-"""Kind -> what draws a datum and the part of it that is no secret, and the kind in words."""
+"""Kind -> what draws a datum and a part of it that is no such datum by itself, such as the name of
+an e-mail address; and the kind in words."""
 
 
 def distinct(chance: random.Random, kind: str, count: int, seen: set[str]) -> list[str]:
-    """So many new data of a kind. No run of a datum is in the part that is no secret."""
+    """So many new data of a kind. A part that is no such datum has no run of it."""
     draw, _ = KINDS[kind]
     found: list[str] = []
     while len(found) < count:
-        datum, public = draw(chance, len(found))
-        if plain(datum) not in seen and len(plain(public)) < run_of(datum):
+        datum, part = draw(chance, len(found))
+        if plain(datum) not in seen and len(plain(part)) < run_of(datum):
             seen.add(plain(datum))
             found.append(datum)
     return found

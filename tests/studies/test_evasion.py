@@ -13,7 +13,7 @@ import pytest
 import rows
 from cases import DEVELOPMENT, PARTS, SEALED
 from drawn import Item, plain, run_of
-from evasion import FORBIDS, OPEN, WITHOUT, Answer
+from evasion import FORBIDS, OPEN, REDACT, WITHOUT, Answer
 
 from langchain_specfuse import ScriptedMember
 
@@ -154,7 +154,8 @@ def test_the_largest_model_is_asked_about_40_data_of_every_kind():
 
 def test_a_text_that_a_check_refuses_is_a_false_alarm():
     texts = ["The hut stands at noon.", "Write to ann@b.example today."]
-    assert evasion.false_alarms(texts, FORBIDS) == [("email", texts[1])]
+    for way in (FORBIDS, REDACT):
+        assert evasion.false_alarms(texts, way) == [("email", texts[1])]
 
 
 def test_the_table_of_the_docs_is_made_from_the_results(tmp_path, monkeypatch):
