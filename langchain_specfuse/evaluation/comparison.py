@@ -145,6 +145,29 @@ def two_sided(wins: int, losses: int) -> float:
     return min(1.0, 2 * one_sided(max(wins, losses), min(wins, losses)))
 
 
+def upper_bound(count: int, of: int, alpha: float = 0.05) -> float:
+    """The exact one-sided upper bound of a share (Clopper and Pearson): the largest share of which
+    ``count`` or fewer in ``of`` have a probability of ``alpha``.
+
+    >>> [round(upper_bound(count, 10), 4) for count in (0, 1, 5, 10)]
+    [0.2589, 0.3942, 0.7776, 1.0]
+    """
+    if count >= of:
+        return 1.0
+    ways = [
+        math.lgamma(of + 1) - math.lgamma(k + 1) - math.lgamma(of - k + 1) for k in range(count + 1)
+    ]
+    low, high = 0.0, 1.0
+    while high - low > 1e-9:
+        share = (low + high) / 2
+        yes, no = math.log(share), math.log1p(-share)
+        if math.fsum(math.exp(way + k * yes + (of - k) * no) for k, way in enumerate(ways)) > alpha:
+            low = share
+        else:
+            high = share
+    return high
+
+
 def interval(gains: Sequence[float]) -> Interval:
     """The mean of paired differences from -1 to 1, with its 95% interval.
 

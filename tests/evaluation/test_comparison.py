@@ -17,6 +17,7 @@ from langchain_specfuse.evaluation.comparison import (
     one_sided,
     scores_of,
     two_sided,
+    upper_bound,
 )
 
 TRIES = 1000
@@ -107,3 +108,19 @@ def test_only_questions_that_both_have_answered_and_that_differ_count():
 def test_a_question_s_score_is_the_mean_over_seeds():
     answers = [Graded(str(seed), "a", "1", seed, "x", score) for seed, score in enumerate([1, 0])]
     assert scores_of(answers) == {"1": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("count", "of", "alpha", "expected"),
+    [
+        *((0, n, a, 1 - a ** (1 / n)) for n in (1, 28, 100, 5000) for a in (0.05, 0.025)),
+        *((n - 1, n, 0.05, 0.95 ** (1 / n)) for n in (2, 28, 1000)),
+        (2, 10, 0.05, 0.5069),
+        (3, 10, 0.05, 0.6066),
+        (4, 10, 0.05, 0.6965),
+        (7, 7, 0.05, 1.0),
+        (0, 0, 0.05, 1.0),
+    ],
+)
+def test_the_upper_bound_of_a_share_is_that_of_clopper_and_pearson(count, of, alpha, expected):
+    assert upper_bound(count, of, alpha) == pytest.approx(expected, abs=5e-5)

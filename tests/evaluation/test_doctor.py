@@ -160,6 +160,36 @@ def test_more_prompts_are_asked_for_only_if_it_takes_more(tmp_path):
     assert diagnosed.advice[-1].endswith("; more prompts could show it.")
 
 
+@pytest.mark.parametrize(
+    ("ann", "bob", "count", "points"),
+    [
+        (lambda n: True, lambda n: n % 4 == 1, 0, 8.8),  # 1 - 0.025 ** (1 / 40)
+        (lambda n: n > 1, lambda n: n == 1, 1, 13.2),
+        (lambda n: n % 4 == 1, lambda n: n % 4 == 1, 0, 8.8),  # equal on every question
+        (lambda n: n % 4 == 1, lambda n: n % 4 == 3, 20, 66.2),  # equally often right
+        (lambda n: False, lambda n: False, 0, 8.8),
+    ],
+)
+def test_what_choosing_can_gain_is_bounded_by_where_the_best_is_wrong_and_another_right(
+    tmp_path, ann, bob, count, points
+):
+    told: list[str] = []
+    members = [knows("ann", ann), knows("bob", bob)]
+    settings = Settings(max_tokens=64)
+    with Results(tmp_path) as results:
+        found = diagnosed(sums(tmp_path, 40), members, settings, results, progress=told.append)
+    assert (found.ceiling.count, found.ceiling.questions) == (count, 40)
+    line = f"Choosing among these members can gain at most {points} points (with 95% confidence)"
+    assert found.advice[1].startswith(line) and told[-1] == found.advice[1]
+    assert round(100 * found.as_dict()["ceiling"]["share"], 1) == points
+
+
+def test_one_member_alone_has_no_ceiling(tmp_path):
+    found = diagnosis(tmp_path, knows("ann", lambda n: True), count=20)
+    assert found.ceiling is None and found.as_dict()["ceiling"] is None
+    assert not any("Choosing" in line for line in found.advice)
+
+
 def failing(name: str, times: int) -> Known:
     """A member that is right about every sum, but fails so many times on the first seven."""
     strong, asked = knows(name, lambda n: True), Counter[int]()
