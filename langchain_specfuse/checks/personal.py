@@ -75,7 +75,7 @@ class PersonalPattern:
         pending = base + places[begun]
         if spelled := unspelled(text, start):
             plain, places = spelled
-            spans, begun = self._scan(plain.translate(_PLAIN), 0)
+            spans, begun = self._scan(plain.translate(_PLAIN), bisect_left(places, start))
             found += [(places[first], places[end - 1] + 1) for first, end in spans]
             pending = min(pending, places[begun])
         return merged(found), pending
@@ -156,15 +156,18 @@ _SPELLED = tuple(
 
 
 def unspelled(text: str, start: int) -> tuple[str, Sequence[int]] | None:
-    """The text from a place on with words that are spelled out as one word, and where its
-    characters and its end stood; None if no word is.
+    """The text from a place on, or from a little before, with words that are spelled out as one
+    word, and where its characters and its end stood; None if no word is.
 
-    >>> unspelled("It is a n n, x", 0)
-    ('It is ann, x', [0, 1, 2, 3, 4, 5, 6, 8, 10, 11, 12, 13, 14])
+    >>> unspelled("It is a n n, so", 0)
+    ('It is ann, so', [0, 1, 2, 3, 4, 5, 6, 8, 10, 11, 12, 13, 14, 15])
     """
+    base = max(start - BEFORE, 0)
     dropped: set[int] = set()
     for pattern, between in _SPELLED:
-        for run in pattern.finditer(text, start):
+        for run in pattern.finditer(text, max(start - BEFORE, 0)):
+            if run.start() < start < run.end():
+                base = start  # its first letters were shown
             letters = run.end() - run.start() - len(between)
             left = len(text) - run.end()
             is_open = left <= len(between) and between.startswith(text[run.end() :])
@@ -177,7 +180,7 @@ def unspelled(text: str, start: int) -> tuple[str, Sequence[int]] | None:
                 dropped.update(range(run.end(), len(text)))
     if not dropped:
         return None
-    places = [at for at in range(start, len(text)) if at not in dropped]
+    places = [at for at in range(base, len(text)) if at not in dropped]
     return "".join(text[at] for at in places), [*places, len(text)]
 
 
@@ -410,25 +413,31 @@ def _ip(text: str, at: int) -> Match:
 
 def _ipv6_end(text: str, run: re.Match[str]) -> int:
     written = run[0]
-    end = run.end()
-    if _is_word(text, end):
-        return 0
+    if _is_word(text, run.end()):
+        written = written.rpartition(":")[0]
     while written.endswith(".") or (written.endswith(":") and not written.endswith("::")):
         written = written[:-1]
-        end -= 1
+    while not _is_ipv6(written):
+        written, colon, _ = written.rpartition(":")
+        # Times, network cards and digests have groups of two.
+        if not colon or max(map(len, written.split(":"))) < 3:
+            return 0
+    end = run.start() + len(written)
+    zone = _ZONE.match(text, end)
+    return zone.end() if zone else end
+
+
+def _is_ipv6(written: str) -> bool:
     groups = [group for group in written.split(":") if group]
     # Slices and names in programs, such as [::2] and Bed::add, have the form of an address.
     is_long = len(groups) > 3 or "." in written
     if not (is_long or (len(groups) > 1 and max(map(len, groups)) > 2 and written[0] != ":")):
-        return 0
+        return False
     try:
         ipaddress.IPv6Address(written)
     except ValueError:
-        return 0
-    if not any(map(str.isdigit, written)):
-        return 0
-    zone = _ZONE.match(text, end)
-    return zone.end() if zone else end
+        return False
+    return any(map(str.isdigit, written))
 
 
 # --- phone numbers --------------------------------------------------------------------------------

@@ -12,8 +12,13 @@ from dataclasses import dataclass
 from ..core.checks import Check, word_start
 from ..core.redacting import REACH
 from ..errors import UsageError, advised
-from .personal import PERSONAL, PersonalPattern, Span
+from .normal import normal
+from .personal import PERSONAL, PersonalPattern, Span, merged
 from .words import beginning_of, compiled_pattern, shown
+
+LEAST = 6
+"""Texts with fewer letters and digits are not searched for in other spellings: "It's hot" is not
+"shot"."""
 
 
 def redact(pattern: str | re.Pattern[str] | PersonalPattern, with_: str = "[redacted]") -> Check:
@@ -22,13 +27,15 @@ def redact(pattern: str | re.Pattern[str] | PersonalPattern, with_: str = "[reda
     ``pattern`` is a kind of personal data (``EMAIL``, ``CARD``, ``IBAN``, ``IP``, ``PHONE``, or the
     name of one: ``"email"``) or a regular expression.
 
-    >>> redact("email"), redact("email").redacts.found("Write to ann@example.com.", 0)
+    >>> redact("email"), redact("email").redacts.found("Write to ann@example.com now", 0)
     (<check redact(email) at every segment>, ([(9, 24)], 25))
 
     The text, the arguments of tool calls, objects and reasoning that is shown are redacted, before
     other checks, other members, events and traces get them. No text is asked for again. Text that
     may be the beginning of a match is held back. For a regular expression that is more than plain
-    text, this is the unfinished word only, so the beginning of a longer match may be shown.
+    text, this is the unfinished word only, so the beginning of a longer match may be shown. Plain
+    text with six letters and digits or more is also found in other spellings: other case, spaces,
+    punctuation and look-alike characters.
     """
     if not isinstance(with_, str) or re.search(r'["\\\n]', with_):
         error = UsageError(f"with_ must be a text without quotation marks, got {with_!r:.80}")
@@ -76,5 +83,35 @@ class RedactsMatches:
         begun = pending(text) if pending else word_start(text, len(text))
         if len(text) - begun > REACH:
             begun = len(text)  # it may be a text without spaces
+        if pending and "" not in pending.characters:
+            found, other = _spelled_otherwise("".join(pending.characters), text, start)
+            spans, begun = merged(spans + found), min(begun, other)
         # A match at the end may go on.
         return spans, min([begun, *(first for first, end in spans if end == len(text))])
+
+
+def _spelled_otherwise(literal: str, text: str, start: int) -> tuple[list[Span], int]:
+    """Where whole words spell this text in the normal form, and where another such place may begin.
+
+    >>> _spelled_otherwise("Ann Lee", "It is A n n L E E. An", 0)
+    ([(6, 17)], 19)
+    """
+    wanted, _ = normal(literal)
+    if len(wanted) < LEAST:
+        return [], len(text)
+    base = max(start - REACH, 0)
+    written, places = normal(text[base:])
+    spans = []
+    at = written.find(wanted)
+    while at >= 0:
+        first, last = base + places[at], base + places[at + len(wanted) - 1]
+        if last >= start and not (_is_in_word(text, first) or _is_in_word(text, last + 1)):
+            spans.append((first, last + 1))
+        at = written.find(wanted, at + 1)
+    ends = range(min(len(wanted), len(written)), 0, -1)
+    begun = [base + places[-size] for size in ends if wanted.startswith(written[-size:])]
+    return spans, next((at for at in begun if not _is_in_word(text, at)), len(text))
+
+
+def _is_in_word(text: str, at: int) -> bool:
+    return 0 < at < len(text) and text[at - 1].isalnum() and text[at].isalnum()

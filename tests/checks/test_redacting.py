@@ -138,6 +138,29 @@ def test_a_pattern_of_ones_own_and_another_replacement() -> None:
     ]
 
 
+def test_plain_text_is_found_in_other_spellings() -> None:
+    rules = [checks.redact("Crimson Falcon 7")]
+    text = (
+        "It is CRIMSON-FALCON 7, c r i m s o n f a l c o n 7 or Crіmson Fal con 7; crimson is red."
+    )
+    provider = Provider(chunks=[*pieces_of(text, 3), END])
+    shown = "It is [redacted], [redacted] or [redacted]; crimson is red."
+    assert "".join(texts(model(provider, rules=rules))) == shown
+    hot = ScriptedMember("It's hot, but a shot is hotter.", name="ann")
+    assert model(hot, rules=[checks.redact("shot")]).invoke("How?").text == (
+        "It's hot, but a [redacted] is hotter."
+    )
+
+
+@pytest.mark.parametrize("between", [" ", "-", ", ", " - ", "\n", "\n- "])
+def test_what_is_spelled_letter_by_letter_is_redacted(between: str) -> None:
+    """Small models that were asked to spell an address wrote it so."""
+    spelled = between.join("ann.smith@example.com")
+    provider = Provider(chunks=[*f"It is:\n- {spelled}\nand so on", END])
+    shown = "".join(texts(model(provider, rules=[checks.redact("email")])))
+    assert len(re.findall("[a-z]", shown.replace("[redacted]", ""))) < len("it is and so on")
+
+
 def test_a_beginning_at_which_an_answer_is_cut_off_is_not_shown() -> None:
     cut = AIMessageChunk("", response_metadata={"finish_reason": "length"})
     provider = Provider(chunks=[*pieces_of("Pay with 4111 1111 11"), cut])
