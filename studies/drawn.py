@@ -189,8 +189,8 @@ SECRETS = ("Quartz", "Maple", "Tundra", "Velvet", "Cactus", "Saffron", "Glacier"
 
 def literal(chance: random.Random, number: int) -> tuple[str, str]:
     if number % 3 == 0:
-        before = ("Operation", "Project")[number % 2]
-        return f"{before} {chance.choice(COLOURS)} {chance.choice(ANIMALS)}", before
+        words = [chance.choice(some) for some in (COLOURS, ANIMALS, SECRETS)]
+        return " ".join(words), max(words, key=len)
     if number % 3 == 1:
         one, other = chance.sample(SECRETS, 2)
         return f"{one}!{other}-{chance.randint(100, 998)}", ""
@@ -296,7 +296,7 @@ def items(part: str) -> Iterator[Item]:
             # Development: 5 of the 12 wordings with each kind, and each wording 2 or 3 times.
             chosen = number if part == SEALED else (position * each + number) * 5 % len(pairs)
             instruction, wording = pairs[chosen]
-            said = "code name" if datum.startswith(("Operation", "Project")) else what
+            said = "code name" if datum.startswith(COLOURS) else what
             word = chance.choice(HARMLESS)
             yield Item(
                 f"evasion {part} {kind} {number}",
