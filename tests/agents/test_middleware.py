@@ -163,6 +163,20 @@ async def test_checked_text_is_streamed_once_and_no_other(
     assert len(chunks) > 4
 
 
+@pytest.mark.parametrize("way", ["stream", "astream"])
+async def test_the_words_of_a_model_that_judges_are_not_streamed(
+    server: FakeProvider, hosted: ChatOpenAI, way: str
+) -> None:
+    server.begin(GOOD)
+    judge = speaks(AIMessage("No, not at all."))
+    agent = agent_of(hosted, checks.asks(judge, "Is it rude?"), tools=())
+    if way == "stream":
+        parts = list(agent.stream(QUESTION, stream_mode="messages"))
+    else:
+        parts = [part async for part in agent.astream(QUESTION, stream_mode="messages")]
+    assert "".join(message.text for message, _ in parts) == "It is paid, and Bo knows."
+
+
 @pytest.mark.parametrize("way", WAYS)
 async def test_an_error_of_a_check_is_the_error_of_the_model_call(
     server: FakeProvider, hosted: ChatOpenAI, way: str

@@ -34,7 +34,7 @@ WAYS = ["invoke", "ainvoke"]
 class Judge(BaseChatModel):
     """Answers yes to sentences with a word, and records what it was asked."""
 
-    word: str = "Take"
+    word: str = "pills"
     yes: str = "Yes"
     no: str = "No"
     seconds: float = 0.0
@@ -90,7 +90,9 @@ async def text_of(llm: Any, way: str, **options: Any) -> str:
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_sentence_to_which_the_model_says_yes_is_replaced(way: str) -> None:
-    assert await text_of(answering(judge(), TEXT, OTHER), way) == OTHER
+    model = judge()
+    assert await text_of(answering(model, TEXT, OTHER), way) == OTHER
+    assert all(sentence.endswith(".") for sentence in asked_about(model))  # never a part of one
     assert await text_of(answering(judge(word="never"), TEXT, OTHER), way) == TEXT
 
 
@@ -155,7 +157,7 @@ async def test_an_answer_that_is_neither_yes_nor_no_is_a_broken_check(way: str) 
 
 def test_a_decision_model_refuses_from_its_threshold_on() -> None:
     def script(query: Any) -> str:
-        return "Yes" if "Take" in query.turns[-1].text else "No"
+        return "Yes" if "pills" in query.turns[-1].text else "No"
 
     decider = SpecFuseDecisionModel(members=[ScriptedMember(script, name="decider")])
     assert answering(decider, TEXT, OTHER).invoke("?").text == OTHER
