@@ -33,8 +33,9 @@ class Shown:
 
     def add(self, chunk: AIMessageChunk) -> None:
         self._provider = self._provider or provider_of(chunk)
+        # An empty list, too: LangChain drops a text that is added to it.
+        self._has_blocks = self._has_blocks or isinstance(chunk.content, list)
         for block in chunk.content if isinstance(chunk.content, list) else ():
-            self._has_blocks = True
             index = block.get("index") if isinstance(block, dict) else None
             if isinstance(index, int):
                 self._last = max(self._last, index)
@@ -55,7 +56,7 @@ class Shown:
 
     def _blocks(self, chunk: AIMessageChunk) -> list[Any]:
         text: dict[str, Any] = {"type": "text", "index": self._text}
-        if self._text < self._last:
+        if self._text < max(self._last, 0):
             text["index"] = self._last + 1
         if isinstance(chunk.content, str):
             return [{**text, "text": chunk.content}] if chunk.content else []
