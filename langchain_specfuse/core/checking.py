@@ -34,7 +34,7 @@ from .options import Settings
 from .panel import Panel
 from .round import Rejection
 from .sentences import MARKS
-from .values import Draft, DraftJob, Sampling
+from .values import Draft, DraftJob, Remark, Sampling, ToolCall
 
 Steps: TypeAlias = Generator[CheckAsk, Verdicts, Any]
 Marks: TypeAlias = Mapping[str, int]
@@ -45,8 +45,15 @@ SAMPLED = 0.7
 SHORT = 2
 """After a fault, drafts have this many tokens, and one more each time, up to half the usual length.
 Tokens after a fault are wasted, and a fault is often followed by another."""
+REDRAFTS, TOLD_REDRAFTS = 4, 2
+"""The attempts of a member that is not told why a check has refused its text, and of one that is.
+Each of the latter is a request to a chat model, usually for all of the rest."""
+REMARKS = 4
+"""At most this many refused texts are told, the latest."""
 MANY = 8
 """If a check refuses at least this many words and passes none, the answer ends."""
+WORDS = ("and", "the", "Also", "It", "THE", "и", "和")
+"""A check that refuses all of these is taken to refuse every word."""
 TEXT = ".text has what was streamed"
 TAIL = 200
 """A rejection has at most this many characters of the text before the draft."""
@@ -89,6 +96,11 @@ class Fault:
     def start(self) -> int:
         """The place before which all is well, as far as it is known."""
         return self.place if self.span is None else self.span[0]
+
+    @property
+    def end(self) -> int:
+        """The place after what is at fault, as far as it is known."""
+        return self.place if self.span is None else self.span[1]
 
 
 @dataclass(slots=True)
@@ -164,6 +176,10 @@ class Checking:
         """The length of drafts after a fault."""
         self._sampling: dict[str, Sampling] = {}
         """member -> how its open stream, which began after a fault, is sampled."""
+        self._remarks: tuple[Remark, ...] = ()
+        """What checks have refused."""
+        self._told: dict[str, tuple[Remark, ...]] = {}
+        """member -> what it was told when its open stream began."""
         # what the current round reports
         self.rejected: list[Rejection] = []
         self.refused: set[str] = set()
@@ -205,8 +221,9 @@ class Checking:
             job = replace(job, segment_tokens=length, leads=False)
         redraft = self._redraft
         if redraft is None:
-            return replace(job, sampling=self._sampling.get(name, job.sampling))
-        job = replace(job, leads=streams)
+            sampling = self._sampling.get(name, job.sampling)
+            return replace(job, sampling=sampling, remarks=self._told.get(name, ()))
+        job = self.told(replace(job, leads=streams), name, panel)
         excluded = redraft.excluded.get(name)
         if excluded and len(answer.text) == redraft.at:
             job = replace(job, excluded=tuple(sorted(excluded)))
@@ -217,9 +234,33 @@ class Checking:
                 seed=job.sampling.seed + SEED_STEP * self._tries,
             )
             job = replace(job, sampling=sampling)
-            if streams:
-                self._sampling[name] = sampling
+        if streams:
+            self._sampling[name] = job.sampling
         return job
+
+    def told(self, job: DraftJob, name: str, panel: Panel) -> DraftJob:
+        """The job with what checks have refused, if this member is told."""
+        if not self._is_told(name, panel):
+            return job
+        self._told[name] = self._remarks
+        return replace(job, remarks=self._remarks)
+
+    def _is_told(self, name: str, panel: Panel) -> bool:
+        """Whether this member reads messages, and cannot exclude tokens instead."""
+        able = [member.name for member in panel.members if member.native and not member.excludes]
+        return self._settings.feedback and name in able
+
+    def _remark(self, fault: Fault, text: str, calls: Sequence[ToolCall]) -> None:
+        """Remember what a check has refused. With a private check among the checks, neither the
+        text, which that check may not have seen, nor the reason, which may quote it."""
+        is_call = fault.check.at == "call"
+        if is_call and calls:
+            text = ", ".join(f"{call.name}({call.arguments})" for call in calls)
+        remark = Remark(fault.reason, text, is_call=is_call)
+        if any(check.private for check in self._checks):
+            remark = Remark(f"it broke the rule {fault.check.name!r}", is_call=is_call)
+        others = [other for other in self._remarks if other != remark]
+        self._remarks = (*others, remark)[-REMARKS:]
 
     # --- judging the drafts of a round ------------------------------------------------------------
 
@@ -245,6 +286,9 @@ class Checking:
             for name, (answer, draft) in answers.items()
         }
         faults = yield from self._faults(written)
+        for name, fault in faults.items():
+            after = written[name].after
+            self._remark(fault, after.text, after.calls)
         return [name for name in answers if name not in faults]
 
     def _written(self, answer: Answer, drafts: Mapping[str, Draft]) -> dict[str, Continuation]:
@@ -468,20 +512,30 @@ class Checking:
 
         author = max(written, key=rank)
         item, fault, cut = written[author], faults[author], cuts[author]
-        is_new = self._makes_progress(fault, cut, item.marks)
+        is_told = self._is_told(self._writer_at(item, cut).author, panel)
+        is_new = self._makes_progress(fault, cut, item.marks, is_told)
         refused = self._refused_by(item, fault)
         if refused is not None:
             refused.times = refused.times + 1 if self._is_there(refused, item, fault) else 1
             refused.place = cut
-        self._exclude(item, cut, fault, panel)
-        if not is_new and self._attempts > self._settings.redrafts:
+        self._remark(fault, item.after.text[cut : fault.end], item.after.calls)
+        self._exclude(item, cut, fault, panel, is_told=is_told)
+        redrafts = self._redrafts(fault, is_told)
+        if not is_new and (self._others_asked or self._attempts > redrafts):
             self.is_handed_over = not item.after.text[cut:].strip()
             if not self._ask_others(panel, written):
                 if self._settings.on_failure == "end":
                     answer, _ = self._kept(item, cut)
-                return (yield from self._give_up(answer, fault))
-        elif not is_new and (yield from self._exclude_more(item, cut, fault)):
-            ended = yield from self._ended(item, cut, fault)
+                attempts, advice = f"redrafts={redrafts} in a row", "raise redrafts=, add a member"
+                if is_told and fault.check.at == "call":
+                    attempts, advice = amount(redrafts, "further request"), "add a member"
+                return (yield from self._give_up(answer, fault, attempts, advice))
+        else:
+            if is_told:
+                is_limit = yield from self._refuses_all(item, cut, fault)
+            else:
+                is_limit = not is_new and (yield from self._exclude_more(item, cut, fault))
+            ended = (yield from self._ended(item, cut, fault)) if is_limit else None
             if ended is not None:
                 return ended
         return (yield from self._restart(item, cut))
@@ -540,19 +594,31 @@ class Checking:
             places += [start + at for at in beginnings(written.draft.text, written.draft.ends)]
         return sorted({place for place in places if item.before.shown <= place < end})
 
-    def _makes_progress(self, fault: Fault, cut: int, marks: Marks) -> bool:
-        """Whether the cut leaves more text than any before. Otherwise it counts as an attempt."""
+    def _redrafts(self, fault: Fault, is_told: bool) -> int:
+        """How many attempts in a row may add no verified text."""
+        chosen = self._settings.redrafts
+        if not is_told:
+            return REDRAFTS if chosen is None else chosen
+        most = TOLD_REDRAFTS if chosen is None else chosen
+        return min(most, 1) if fault.check.at == "call" else most
+
+    def _makes_progress(self, fault: Fault, cut: int, marks: Marks, is_told: bool) -> bool:
+        """Whether the cut leaves more text than any before. Otherwise it counts as an attempt; if
+        the writer is told, so that each redraft is a request, the draft before the first redraft
+        always counts as one."""
         verified = min(marks[fault.check.name], max(cut, fault.start))
         is_new = cut > max(self._furthest, verified)
         if is_new or verified > self._furthest:
-            self._attempts = 0
+            self._attempts = int(is_new and is_told)
             self._others_asked = False
         if not is_new:
             self._attempts += 1
         self._furthest = max(self._furthest, verified, cut)
         return is_new
 
-    def _exclude(self, item: Continuation, cut: int, fault: Fault, panel: Panel) -> None:
+    def _exclude(
+        self, item: Continuation, cut: int, fault: Fault, panel: Panel, *, is_told: bool
+    ) -> None:
         """Exclude the token after the cut from what its author writes next."""
         writer = self._writer_at(item, cut)
         able = {member.name for member in panel.members if member.excludes}
@@ -567,7 +633,9 @@ class Checking:
             self._redraft.excluded.setdefault(writer.author, set()).add(tokens[first])
             self._redraft.is_sampled = self._attempts > 2
         else:
-            self._redraft.is_sampled = True
+            # The reason changes the request, so the first redraft is sampled as the draft was: a
+            # chat model writes all of the rest in it.
+            self._redraft.is_sampled = not is_told or self._attempts > 1
         self._length = SHORT if fault.check.at in SEARCHED else None
 
     def _exclude_more(self, item: Continuation, cut: int, fault: Fault) -> Steps:
@@ -623,6 +691,20 @@ class Checking:
         excluded |= refused
         return True
 
+    def _refuses_all(self, item: Continuation, cut: int, fault: Fault) -> Steps:
+        """Whether the check refuses every word after the cut, as ``max_words`` does at its limit. A
+        model that reads the reason could only write nothing, which few can."""
+        if fault.check.at not in SEARCHED or not _is_plain(fault.check.function):
+            return False
+        before = item.after.text[:cut]
+        space = " " if before and not before[-1].isspace() else ""
+        jobs = [
+            CheckJob(fault.check, before + space + word, space + word, item.author, ended=False)
+            for word in WORDS
+        ]
+        verdicts = yield from self._asked(jobs, item.before)
+        return all(verdict.reason is not None for verdict in verdicts)
+
     def _ended(self, item: Continuation, cut: int, fault: Fault) -> Steps:
         """End the answer, for a check that refuses every further word, such as ``max_words``: after
         the last sentence or line if the check runs there, otherwise at the cut. Returns None if the
@@ -657,7 +739,6 @@ class Checking:
             return False
         self._others_asked = True
         self._only = tuple(others)
-        self._attempts = self._settings.redrafts
         return True
 
     def wants_reserve(self, panel: Panel) -> bool:
@@ -731,17 +812,12 @@ class Checking:
         example, a member that cannot continue a text that was cut. ``error`` says why."""
         redraft = self._redraft
         assert redraft is not None
-        return (yield from self._give_up(answer, redraft.fault, error))
+        advice = "add a member that can take over, such as a .gguf file"
+        return (yield from self._give_up(answer, redraft.fault, str(error), advice))
 
-    def _give_up(self, answer: Answer, fault: Fault, no_writers: Exception | None = None) -> Steps:
-        """Do what ``on_failure`` says, because no attempt has passed. ``no_writers`` says why no
-        member can make another attempt, if that is so."""
+    def _give_up(self, answer: Answer, fault: Fault, attempts: str, advice: str) -> Steps:
+        """Do what ``on_failure`` says, because no attempt has passed, and no other can be made."""
         if self._settings.on_failure == "raise":
-            attempts = f"redrafts={self._settings.redrafts} in a row"
-            advice = "raise redrafts=, add a member"
-            if no_writers is not None:
-                attempts = str(no_writers)
-                advice = "add a member that can take over, such as a .gguf file"
             error = no_text_passed(fault.check.name, fault.reason, answer, attempts)
             advised(error, f"{advice}, or choose on_failure='end'; {TEXT}")
             raise self._reported(error)

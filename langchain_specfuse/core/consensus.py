@@ -134,10 +134,11 @@ def answers(query: Query, settings: Settings, panel: Panel, referee: Referee = F
     while not tally.is_decided():
         asked = tally.next()
         written = {voter.member: answer_of(voter.member) for voter in asked}
-        jobs = {
-            voter.member: job_of(query, settings, written[voter.member], voter.sample, clock.budget)
-            for voter in asked
-        }
+        jobs = {}
+        for voter in asked:
+            start = written[voter.member]
+            job = job_of(query, settings, start, voter.sample, clock.budget)
+            jobs[voter.member] = checking.told(job, voter.member, panel)
         replies = yield from whole_answers(jobs, written, redacting)
         clock.lap("draft", replies)
         if settings.refusals == "any" and clock.refusals:

@@ -383,10 +383,15 @@ class Settings(Checked):
         description="functions that every text must pass before it is streamed: they take the text "
         "so far, and return None or the reason to refuse it",
     )
-    redrafts: Annotated[int, Field(strict=True, ge=0)] = Field(
-        default=4,
+    redrafts: Annotated[int, Field(strict=True, ge=0)] | None = Field(
+        default=None,
         description="with checks: attempts in a row that add no verified text before the answer "
-        "fails",
+        "fails (default: 4; 2 further requests to a chat model that gets feedback)",
+    )
+    feedback: Flag = Field(
+        default=True,
+        description="with checks: tell a chat model what was refused and why, in the request for "
+        "another text; False: only draw samples",
     )
     on_failure: Literal["raise", "end", "keep"] = Field(
         default="raise",

@@ -314,6 +314,17 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
+class Remark:
+    """Why a check has refused a text, for the member that is asked for another one."""
+
+    reason: str
+    text: str = ""
+    """The refused text; empty if no model may see it."""
+    is_call: bool = False
+    """Whether the text is a tool call."""
+
+
+@dataclass(frozen=True, slots=True)
 class DraftJob:
     """How does the answer continue? The job contains everything that is needed to repeat it; caches
     only make it faster."""
@@ -342,6 +353,9 @@ class DraftJob:
     the text that they begin. They are allowed again after the first token. A member whose probe
     says ``excludes=False`` ignores them, and so does every member if the grammar allows no other
     token."""
+    remarks: tuple[Remark, ...] = ()
+    """What checks have refused in this answer, the latest last. Chat models are told; other members
+    ignore it."""
     leads: bool = False
     """Whether the writer goes on to the end of the answer, because no vote and no redraft is under
     way. If the member has a method ``stream``, the job goes to that one."""

@@ -111,7 +111,8 @@ class LeadStream:
     def agrees_with(self, job: DraftJob) -> bool:
         """Whether the stream goes on where this job does."""
         known = len(self._segments)
-        if self.is_over or job.sampling != self._job.sampling:
+        asked = (self._job.sampling, self._job.remarks)
+        if self.is_over or (job.sampling, job.remarks) != asked:
             return False
         if known and (len(job.answer) < known or job.answer[known - 1] is not self._segments[-1]):
             return False

@@ -37,7 +37,7 @@ AT_ONCE = 16
 ENSEMBLE = "ensemble"
 _LIMITS = {"timeout", "max_concurrency", "max_waiting"}
 """Settings that never change an answer, but may prevent one."""
-_OF_CHECKS = {"checks", "redrafts", "on_failure"}
+_OF_CHECKS = {"checks", "redrafts", "feedback", "on_failure"}
 """Settings that change no answer if there are no checks."""
 
 

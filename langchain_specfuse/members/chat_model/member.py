@@ -49,6 +49,7 @@ from .continuing import Opening, Restarted, joined
 from .names import chat_model_named, key_of, name_of
 from .parts import joined as chunks_joined
 from .parts import with_text
+from .remarks import answered_again
 from .replies import Reply
 from .request import Request, asked_again, content_of, refuse_without_tools
 from .retries import asked_once, pause_before_retry, wait
@@ -345,7 +346,9 @@ class ChatModelMember:
         other request that this takes is appended to ``others``."""
         query_id = job.query.id
         stream = self._streams.get(query_id)
-        if stream is None or stream.sampling != job.sampling or not stream.agrees_with(answer):
+        if stream is not None and (stream.sampling, stream.remarks) != (job.sampling, job.remarks):
+            stream = None
+        if stream is None or not stream.agrees_with(answer):
             self._close(query_id)
             stream = self._streams[query_id] = self._opened(job, answer, request, others)
         return stream
@@ -356,7 +359,7 @@ class ChatModelMember:
         """The whole answer, if it has the form that was asked for. It is asked for twice, if the
         budget allows that."""
         _refuse_if_spent(job.budget, self.name)
-        messages = request.messages_for(self.model, self.name, self.system_prompt)
+        messages = self._messages(job, request)
         why = ""
         for _ in range(2):
             if job.budget.after(sum(others, Effort())).is_spent:
@@ -383,8 +386,13 @@ class ChatModelMember:
         _refuse_if_spent(job.budget, self.name)
         if answer.strip():
             return self._continuing(job, answer, request, others)
-        messages = request.messages_for(self.model, self.name, self.system_prompt)
+        messages = self._messages(job, request)
         return self._asked(messages, self._arguments(job, request), answer, job, others)
+
+    def _messages(self, job: DraftJob, request: Request) -> list[BaseMessage]:
+        """The messages of a request for an answer from its beginning."""
+        messages = request.messages_for(self.model, self.name, self.system_prompt)
+        return answered_again(messages, job.remarks)
 
     def _continuing(
         self, job: DraftJob, answer: str, request: Request, others: list[Effort]
@@ -404,7 +412,9 @@ class ChatModelMember:
                 form.messages_for(self.model, self.name, self.system_prompt), answer
             )
             arguments = self._arguments(job, form)
-            asked, options = asked_to_continue(way, messages, wholes[0], self.model, arguments)
+            asked, options = asked_to_continue(
+                way, messages, wholes[0], self.model, arguments, job.remarks
+            )
             opening = Opening(
                 wholes, answer, is_instructed=way == "instruct", is_exact=way == "anew"
             )
@@ -466,6 +476,7 @@ class ChatModelMember:
             before,
             _words_in(messages),
             sampling=job.sampling,
+            remarks=job.remarks,
             is_lead=is_alone(job),
             broke_off=Request.of(job.query).is_unfinished,
             price=self.price or (0.0, 0.0),

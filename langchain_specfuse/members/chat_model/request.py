@@ -181,10 +181,15 @@ def with_sentence(messages: Sequence[BaseMessage], text: str) -> list[BaseMessag
     first, *rest = messages
     if not isinstance(first, SystemMessage):
         return [SystemMessage(text), *messages]
-    if isinstance(first.content, str):
-        return [first.model_copy(update={"content": f"{first.content}\n\n{text}"}), *rest]
-    content = [*first.content, {"type": "text", "text": text}]
-    return [first.model_copy(update={"content": content}), *rest]
+    return [with_text(first, text), *rest]
+
+
+def with_text(message: BaseMessage, text: str) -> BaseMessage:
+    """The message with this at its end."""
+    content: Any = f"{message.content}\n\n{text}"
+    if not isinstance(message.content, str):
+        content = [*message.content, {"type": "text", "text": text}]
+    return message.model_copy(update={"content": content})
 
 
 def asked_again(messages: Sequence[BaseMessage], reply: str, why: str) -> list[BaseMessage]:

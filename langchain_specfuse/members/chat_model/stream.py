@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ...core.answer import is_safe
-from ...core.values import REFUSAL, Draft, Effort, Sampling, ToolCall
+from ...core.values import REFUSAL, Draft, Effort, Remark, Sampling, ToolCall
 from ...errors import MemberError
 from .words import WordCount, cut, words_of
 
@@ -53,6 +53,8 @@ class OpenStream:
     """The length of the request, in words."""
     sampling: Sampling | None = None
     """The sampling with which it was requested. Each sample has its own stream."""
+    remarks: tuple[Remark, ...] = ()
+    """What the request says about refused texts."""
     is_lead: bool = False
     """The answer ends where the reply does, also at the provider's limit."""
     broke_off: Callable[[str], bool] = lambda text: False

@@ -10,6 +10,9 @@ from typing import Any, Literal, TypeAlias
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, convert_to_openai_messages
 
+from ...core.values import Remark
+from .remarks import before_answer, sentence_of
+
 Way: TypeAlias = Literal["prefix", "prefix_field", "prefill", "open_message", "instruct", "anew"]
 """The text is the last message, an assistant's:
 
@@ -149,14 +152,20 @@ def asked_to_continue(
     text: str,
     model: BaseChatModel,
     arguments: Mapping[str, Any],
+    remarks: Sequence[Remark] = (),
 ) -> tuple[list[BaseMessage], dict[str, Any]]:
-    """The messages and further arguments of a request for what comes after this text."""
+    """The messages and further arguments of a request for what comes after this text. ``remarks``:
+    what checks have refused there."""
     text = text.rstrip()  # some providers refuse a message that ends with white space
+    if way == "instruct":
+        request = CONTINUE.format(text[-QUOTED:])
+        if remarks:
+            request += f"\n\n{sentence_of(remarks)}"
+        return [*messages, AIMessage(text), HumanMessage(request)], dict(arguments)
+    messages = before_answer(messages, remarks)
     if way == "anew":
         return [*messages, HumanMessage(ANEW.format(text))], dict(arguments)
     begun = [*messages, AIMessage(text)]
-    if way == "instruct":
-        return [*begun, HumanMessage(CONTINUE.format(text[-QUOTED:]))], dict(arguments)
     if way == "prefix":
         begun[-1] = AIMessage(text, additional_kwargs={"prefix": True})
     body: dict[str, Any] = {}
