@@ -25,7 +25,7 @@ demo: export DEMO := $(DEMO)
 demo: .venv-demo/.ready ## watch real models vote, keep a rule and survive a failure (QUESTION="..." asks one question, DEMO=small is light)
 	@.venv-demo/bin/langchain-specfuse $(if $(QUESTION),--yes --lead none "$$QUESTION",demo --yes)
 
-test: .venv/.ready ## run the tests, real models included: about five minutes on two idle cores
+test: .venv/.ready ## run the tests, real models included: about four minutes on two idle cores
 	scripts/pytest -m "not long and not serving"
 
 test-rest: test-long test-serving ## run what `make test` leaves out

@@ -7,6 +7,7 @@ import math
 import os
 import re
 import signal
+import threading
 import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,6 +18,7 @@ from langchain_openai import ChatOpenAI
 from langchain_specfuse import ChatModelMember, LlamaCppMember, ServerMember, SpecFuseChatModel
 from langchain_specfuse.core.values import Candidate, Segment
 from langchain_specfuse.demo import SMOLLM2, file_of
+from tests import late
 
 from . import engines
 from .contract import draft_job, drafted, score_job, scored
@@ -138,22 +140,24 @@ def test_a_model_in_this_process_continues_where_the_engine_of_the_lead_is_gone(
     lead = hosted() if kind == "chat" else ServerMember(engine.url, engines.MODEL, name="hosted")
     spare = LlamaCppMember(file_of(SMOLLM2), name="spare")
     llm = SpecFuseChatModel(
-        members=[lead, spare], lead="hosted", segment_tokens=4, max_tokens=48, member_timeout=10.0
+        members=[lead, spare], lead="hosted", segment_tokens=4, max_tokens=48, member_timeout=3.0
     )
-    stream = llm.stream("Describe a lighthouse in three sentences.")
-    text = "".join(str(next(stream).text) for _ in range(3))
-    begun = text
-    try:
-        if how == "killed":
-            engine.kill()
-        else:
-            os.killpg(engine.process.pid, signal.SIGSTOP)
-        *rest, last = stream
-    finally:
-        if how == "killed":
-            engine.start()
-        else:
-            os.killpg(engine.process.pid, signal.SIGCONT)
+    stream, hangs = llm.stream("Describe a lighthouse in three sentences."), threading.Event()
+    with late.only_where(lambda name: name == "hosted" and hangs.is_set()):
+        text = "".join(str(next(stream).text) for _ in range(3))
+        begun = text
+        try:
+            if how == "killed":
+                engine.kill()
+            else:
+                os.killpg(engine.process.pid, signal.SIGSTOP)
+                hangs.set()
+            *rest, last = stream
+        finally:
+            if how == "killed":
+                engine.start()
+            else:
+                os.killpg(engine.process.pid, signal.SIGCONT)
     text += "".join(str(chunk.text) for chunk in (*rest, last))
     summary = next(
         chunk.response_metadata["specfuse"]
