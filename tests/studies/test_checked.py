@@ -328,6 +328,17 @@ def test_a_chat_model_is_asked_in_messages_and_its_requests_are_counted(tmp_path
     assert attempt.right and attempt.requests == 1 and attempt.passes >= 2
 
 
+def test_a_chat_model_is_told_why_it_was_refused_in_one_way_only(tmp_path):
+    def writes(query):
+        told = any("contains ','" in turn.text for turn in query.turns)
+        return "One two three four." if told else "One, two three four."
+
+    ask = Asker("new-rules", {"lead": ScriptedMember(writes, name="a")}, lambda *_: None)
+    told = ask.answer(TOLD, CASES[0]).final
+    assert told.right and told.requests == 2 and told.rejected == 1
+    assert ask.answer(SILENT, CASES[0]).final.failed
+
+
 def test_retries_at_equal_passes_cost_at_least_what_checked_answers_cost():
     retried = [answered(RETRIES, f"q{n}", BAD, BAD, GOOD) for n in range(4)]
     dear = [answered("checked", f"q{n}", replace(GOOD, passes=61)) for n in range(4)]
