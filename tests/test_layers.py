@@ -278,7 +278,8 @@ assert "SpecFuseChatModel" in pydoc.render_doc(package)
 llm = package.SpecFuseChatModel(members=[package.ScriptedMember("It works.")])
 assert llm.invoke("Does it?").text == "It works."
 for name, extra in (
-    ("TransformersMember", "transformers"), ("LlamaCppMember", "llamacpp"), ("ServerMember", "server")
+    ("TransformersMember", "transformers"), ("LlamaCppMember", "llamacpp"), ("ServerMember", "server"),
+    ("SpecFuseChecks", "agents"),
 ):
     try:
         names[name]("http://localhost:8000/v1")

@@ -187,7 +187,7 @@ class LeadStream:
             error: BaseException | None = None
             try:
                 reply = next(chunks, None)
-            except Exception as raised:
+            except BaseException as raised:  # somebody will ask
                 reply, error = None, raised
             if reply is not None:
                 note_arrival()
