@@ -52,6 +52,11 @@ class TokenizingEngine(ABC):
     def render(self, body: Mapping[str, Any]) -> str:
         """A conversation as the engine's own chat template writes it."""
 
+    def render_tokens(self, body: Mapping[str, Any]) -> list[int]:
+        """The tokens of a conversation as the template writes it; empty if that takes more than one
+        request."""
+        return []
+
 
 class ServerTokenizer:
     """An engine's tokenizer. It has the methods that :class:`.Words` and :class:`.Template`
@@ -101,8 +106,9 @@ class ServerTokenizer:
         add_generation_prompt: bool = False,
         tools: Sequence[Any] | None = None,
         **kwargs: Any,
-    ) -> str:
-        """The engine renders with its own template, whatever ``chat_template`` is."""
+    ) -> Any:
+        """The engine renders with its own template, whatever ``chat_template`` is. ``tokenize``:
+        what :meth:`TokenizingEngine.render_tokens` returns."""
         body: dict[str, Any] = {
             "messages": list(messages),
             "add_generation_prompt": add_generation_prompt,
@@ -112,7 +118,7 @@ class ServerTokenizer:
         if kwargs:
             body["chat_template_kwargs"] = kwargs
         try:
-            return self._engine.render(body)
+            return self._engine.render_tokens(body) if tokenize else self._engine.render(body)
         except RefusedError as error:
             if error.status not in REFUSALS:
                 raise
@@ -203,7 +209,7 @@ class ServerTokenizer:
         answer = {"role": "assistant", "content": _ANSWER}
         try:
             # A question follows, because some servers leave a last answer open.
-            return self.apply_chat_template([question, answer, question])
+            return str(self.apply_chat_template([question, answer, question]))
         except ValueError:
             return ""
 

@@ -29,6 +29,7 @@ from ...core.values import (
 )
 from ...errors import MemberError, UsageError, advised, amount
 from ..text.prompts import Prompts
+from ..text.templates import with_system
 from ..text.tools import allows_prose
 from ..text.words import REPLACEMENT, PartialDraft, either
 from .arrived import Arrived
@@ -51,6 +52,22 @@ MOST_PARTS = 200
 
 class ServerPrompts(Prompts):
     """Prompts without reasoning, which the server's own tokenizer may have to split."""
+
+    def prompt(
+        self,
+        turns: Sequence[Turn],
+        tools: Sequence[Tool] = (),
+        constraint: Constraint | None = None,
+        *,
+        think: bool = True,
+    ) -> list[int]:
+        if isinstance(self.words.tokenizer, ServerTokenizer) and not tools and constraint is None:
+            given = turns
+            if self.system_prompt is not None:
+                given = with_system(turns, self.system_prompt)
+            if ids := self.template.tokens(given):
+                return ids
+        return super().prompt(turns, tools, constraint, think=think)
 
     def parts(
         self,

@@ -192,6 +192,9 @@ class VLLM(Dialect):
         self._thread.rendered = text, ids
         return text
 
+    def render_tokens(self, body: Mapping[str, Any]) -> list[int]:
+        return self._tokens(body)
+
     def _tokens(self, fields: Mapping[str, Any]) -> list[int]:
         return list(self.client.post("/tokenize", {"model": self.model, **fields})["tokens"])
 

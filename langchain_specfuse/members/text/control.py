@@ -19,7 +19,7 @@ from ...core.values import Constraint, Tool, ToolCall, Turn
 
 Change = Callable[[str, str], str]
 """(text, role) -> text. ``role``: that of a turn for the turn's own text, otherwise empty."""
-_BRACKET = re.compile(r"[<>\[\]{}|｜]")
+BRACKET = re.compile(r"[<>\[\]{}|｜]")
 
 
 # --- what a tokenizer reads as control tokens -----------------------------------------------------
@@ -40,7 +40,7 @@ def control_texts(tokenizer: Any, template: str) -> frozenset[str]:
 
 
 def _is_mark(text: str, template: str) -> bool:
-    if not _BRACKET.search(text) or not any(map(str.isalpha, text)):
+    if not BRACKET.search(text) or not any(map(str.isalpha, text)):
         return False
     return text in template or (text.startswith("<|") and text.endswith("|>"))
 

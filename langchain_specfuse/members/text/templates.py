@@ -17,7 +17,7 @@ from typing import Any
 
 from ...core.values import CallFormat, Constraint, Tool, ToolCall, Turn
 from ...errors import MemberError, UsageError, advised
-from .control import Conversation, Cover, Edges, control_texts, cut, forged, pattern_of
+from .control import BRACKET, Conversation, Cover, Edges, control_texts, cut, forged, pattern_of
 from .native import (
     MARK,
     QUESTION,
@@ -141,6 +141,20 @@ class Template:
             if control.findall(other) != in_prompt:
                 return with_edges.parts(other, control)
         return cover.parts(prompt, control)
+
+    def tokens(self, turns: Sequence[Turn]) -> list[int]:
+        """The prompt in the tokens of a server that renders and tokenizes at once, if no text of
+        these turns can be a part of a control token; otherwise empty."""
+        if self.plain or self.marks is not None or not self._turn:
+            return []
+        for turn in turns:
+            text = turn.text.strip()
+            is_part = bool(text) and any(text in mark for mark in self._turn)
+            if turn.calls or turn.role == "tool" or is_part or BRACKET.search(text):
+                return []
+        if not all(BRACKET.match(mark[0]) and BRACKET.match(mark[-1]) for mark in self._turn):
+            return []
+        return list(self._rendered(turns, (), tokenize=True))
 
     def _covered(
         self,
@@ -284,11 +298,12 @@ class Template:
                 return None
         return own
 
-    def render(self, messages: Sequence[Message], **more: Any) -> str:
-        """The chat template's own rendering."""
+    def render(self, messages: Sequence[Message], **more: Any) -> Any:
+        """The chat template's own rendering: a text or, with ``tokenize``, its tokens."""
         template = self.chat_template if isinstance(self.chat_template, str) else None
         options = {"chat_template": template, "tokenize": False, **self.kwargs, **more}
-        return str(self.tokenizer.apply_chat_template(list(messages), **options))
+        rendered = self.tokenizer.apply_chat_template(list(messages), **options)
+        return rendered if options["tokenize"] else str(rendered)
 
     def _chat(
         self,
@@ -312,7 +327,7 @@ class Template:
                     return self._rendered(all_as_text(turns, tools, constraint), (), **more)
             raise
 
-    def _rendered(self, turns: Sequence[Turn], tools: Sequence[Tool], **more: Any) -> str:
+    def _rendered(self, turns: Sequence[Turn], tools: Sequence[Tool], **more: Any) -> Any:
         if any(turn.role == "system" for turn in turns) and not self._knows_system:
             turns = with_system_folded(turns)
         if tools:

@@ -24,6 +24,7 @@ from langchain_specfuse.members.server.tokenizers import (
     ServerTokenizer,
     TokenizingEngine,
 )
+from langchain_specfuse.members.text.templates import Template
 from langchain_specfuse.members.text.words import Words
 
 from .. import tiny
@@ -71,15 +72,35 @@ def first_prompt(server: FakeServer, member: ServerMember, job: DraftJob) -> lis
 
 
 def test_the_tokens_of_a_conversation_are_asked_for_once(serve: Serve) -> None:
-    """vLLM renders it as tokens; their text shows what would be read as a control token."""
+    """vLLM renders it as tokens; their text shows what would be read as a control token, if a text
+    could be a part of one."""
     made_with = {"chat_template": INST_END}
     server, member = serve("vllm", "llama", 2, True, made_with=made_with)
-    for text in ("Why is the sky blue? " * 20, "Why is the sea green? " * 20):
+
+    def asked_for(text: str) -> list[str]:
         server.asked.clear()
         job = DraftJob(tiny.query(text), (), 5, 20, Sampling(), leads=True)
         streamed(member, job)
-    paths = [path for path, _ in server.asked]
-    assert paths == ["/tokenize", "/detokenize", "/v1/completions"]
+        return [path for path, _ in server.asked]
+
+    for text in ("Why is the sky blue? " * 20, "Why is the sea green? " * 20):
+        plain, bracket = asked_for(text), asked_for(f"{text} 1 < 2")
+    assert plain == ["/tokenize", "/v1/completions"]
+    assert bracket == ["/tokenize", "/detokenize", "/v1/completions"]
+
+
+@pytest.mark.parametrize(
+    "text", ["Why is the sky blue?", " Why?\n", "INST", "/", "1 < 2", "[INST]"]
+)
+def test_the_tokens_of_a_conversation_do_not_depend_on_how_they_are_asked_for(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    server, member = serve("vllm", "llama", 2, True, made_with={"chat_template": INST_END})
+    job = DraftJob(tiny.query(text), (), 5, 20, Sampling())
+    found = first_prompt(server, member, job)
+    member.forget(job.query.id)
+    monkeypatch.setattr(Template, "tokens", lambda self, turns: [])
+    assert first_prompt(server, member, job) == found
 
 
 def test_several_texts_are_tokenized_on_a_server_at_once() -> None:
