@@ -263,7 +263,8 @@ class Round:
 
 
 def _draft_data(draft: Draft) -> dict[str, Any]:
-    data = {"text": draft.text, "ended": draft.ended, "tokens": len(draft.tokens)}
+    size = len(draft.tokens) or draft.written
+    data = {"text": draft.text, "ended": draft.ended, "tokens": size}
     if draft.calls:
         data["calls"] = [{"name": call.name, "arguments": call.arguments} for call in draft.calls]
     return data

@@ -121,6 +121,27 @@ async def test_the_provider_gets_the_same_requests_as_without_it(
 
 
 @pytest.mark.parametrize("way", WAYS)
+async def test_what_the_model_writes_is_redacted(
+    server: FakeProvider, hosted: ChatOpenAI, way: str
+) -> None:
+    @tool
+    def mail(to: str) -> str:
+        """Write to somebody."""
+        return f"wrote to {to}"
+
+    call = Call("mail", ('{"to": "bo@exam', 'ple.com"}'))
+    server.begin(
+        Reply([Text("I write to bo", "@example.com."), call]),
+        Reply([Text("bo@example.com", " knows.")]),
+    )
+    state = await run(agent_of(hosted, checks.redact("email"), tools=[mail]), way)
+    texts = [message.text for message in state["messages"][1:]]
+    assert texts == ["I write to [redacted].", "wrote to [redacted]", "[redacted] knows."]
+    assert calls_made(state) == [("mail", {"to": "[redacted]"})]
+    assert "example" not in str(state["messages"]) and len(server.asked) == 2
+
+
+@pytest.mark.parametrize("way", WAYS)
 async def test_settings_of_the_request_reach_the_provider(
     server: FakeProvider, hosted: ChatOpenAI, way: str
 ) -> None:

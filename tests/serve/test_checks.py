@@ -51,6 +51,16 @@ def test_rounds_have_no_text_that_was_not_shown(serve: Any, at: Any) -> None:
     assert all(text in HOPE for text in drafts) and any(drafts)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_no_client_gets_what_is_redacted(serve: Any, stream: bool) -> None:
+    texts = ("Write to ann@example.com now.", "Write to ann@example.com, or not.")
+    endpoint = serve(ensemble(*texts, checks=[checks.redact("email")]), page=True)
+    asked = {"model": "specfuse", "messages": [{"role": "user", "content": "Whom?"}]}
+    for response in (endpoint.ask(stream=stream), endpoint.post(asked, ROUNDS)):
+        assert "[redacted]" in response.text
+        assert "ann@" not in response.text and "example.com" not in response.text
+
+
 def test_show_rejected_shows_all_drafts(serve: Any) -> None:
     endpoint = serve(promising(), page=True, show_rejected=True)
     asked = {"model": "specfuse", "messages": [{"role": "user", "content": "Well?"}]}
