@@ -610,7 +610,8 @@ def test_a_reserve_writes_where_no_redraft_of_the_lead_passes():
         members=members, segment_tokens=2, lead="lead", checks=[checks.forbids("bad")], redrafts=1
     )
     message = llm.invoke("Count.")
-    assert message.text.split()[:3] == ["one", "two", "3"] and exits(message) == []
+    # "two" was held back and is withdrawn after the second time, with the rest of its sentence
+    assert message.text.split()[:3] == ["one", "2", "3"] and exits(message) == []
     assert members[1].draft_calls >= 1
 
 
