@@ -39,7 +39,8 @@ def forbids(pattern: str | re.Pattern[str] | PersonalPattern) -> Check:
     >>> check.name, check.function("We Guarantee it.")
     ("forbids('(?i)guarantee')", Finding(reason="contains 'Guarantee'", start=3, end=12))
 
-    Case matters, unless the pattern begins with ``(?i)``. The check runs at every segment, on the
+    Case matters, unless the pattern begins with ``(?i)``, or is an address or a long number, which
+    is refused in every spelling. The check runs at every segment, on the
     whole answer so far without a last word that may still go on. Text that may be the beginning of
     a match is not shown, if the pattern is a plain text (in which a ``.`` may stand for any
     character). Of a longer match of another pattern, the first words may have been shown. Nothing
@@ -51,7 +52,8 @@ def forbids(pattern: str | re.Pattern[str] | PersonalPattern) -> Check:
     compiled = compiled_pattern(pattern)
     function = Forbids(compiled.pattern, compiled.flags)
     check = _ready(function, f"forbids({shown(compiled.pattern)})", judges_reasoning=True)
-    return replace(check, pending=beginning_of(compiled))
+    literal = "".join(character or "." for character in _characters(compiled))
+    return replace(check, pending=beginning_of(compiled), literal=literal)
 
 
 @dataclass(frozen=True, slots=True)

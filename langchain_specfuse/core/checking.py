@@ -109,6 +109,7 @@ class Refused:
 
     check: str
     reason: str
+    text: str
     spelling: Spelling
     place: int = -1
     """Where the answer was last cut before it."""
@@ -161,7 +162,7 @@ class Checking:
         """Attempts in a row that have added no verified text."""
         self._tries = 0
         """The number of all attempts of this answer. Each has another seed."""
-        self._spelled: list[Refused] = []
+        self._spelled = list(_literals(self._checks))
         """What was refused, so that it is not written in another spelling."""
         self._furthest = 0
         """How far the answer has been verified, or kept at a cut."""
@@ -431,11 +432,14 @@ class Checking:
 
     def _remember(self, item: Continuation, fault: Fault) -> None:
         """Refuse other spellings of this text from now on."""
-        if fault.span is None or self._refused_by(item, fault) is not None:
-            return
-        spelling = Spelling.of(item.after.text[slice(*fault.span)])
-        if spelling is not None:
-            self._spelled.append(Refused(fault.check.name, fault.reason, spelling))
+        known = self._refused_by(item, fault)
+        if known is not None:
+            known.spelling = Spelling.of(known.text) or known.spelling
+        elif fault.span is not None:
+            text = item.after.text[slice(*fault.span)]
+            spelling = Spelling.of(text)
+            if spelling is not None:
+                self._spelled.append(Refused(fault.check.name, fault.reason, text, spelling))
 
     def _refused_by(self, item: Continuation, fault: Fault) -> Refused | None:
         """What was refused before, if this fault is a spelling of it."""
@@ -868,6 +872,14 @@ class Checking:
         if self._redraft is None:
             self._only = None
         return answer
+
+
+def _literals(checks: Sequence[Check]) -> Iterator[Refused]:
+    """The texts of which other spellings are refused from the beginning."""
+    for check in checks:
+        spelling = Spelling.of_literal(check.literal)
+        if spelling is not None:
+            yield Refused(check.name, f"contains {check.literal!r:.200}", check.literal, spelling)
 
 
 # --- places ---------------------------------------------------------------------------------------

@@ -88,6 +88,9 @@ class Check:
     pending: Callable[[str], int] | None = field(default=None, compare=False)
     """Where the end of a text begins that may be the beginning of something at fault: the length of
     the text if there is no such end. It is not shown before more text has decided."""
+    literal: str = field(default="", compare=False)
+    """The only text that it refuses. If it is an address or a long number, so are its other
+    spellings."""
     private: bool = False
     """The text that it refuses is never sent to a model, nor written into reasons and errors."""
     redacts: Any = None

@@ -7,6 +7,7 @@ Paper: it has no such form.
 from __future__ import annotations
 
 import math
+import re
 import unicodedata
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,8 +24,8 @@ SHORTEST = 3
 """Shorter normal forms are not searched for: other texts have them, too."""
 SHORTEST_IN_PART = 8
 PART = 0.6
-"""Of data, such as an address or a number, whose form has at least 8 characters, this share in a
-row is the same data."""
+"""Of data, such as an address, a number or a name, whose form has at least 8 characters, this share
+in a row is the same data."""
 
 
 def normal(text: str) -> tuple[str, list[int]]:
@@ -70,14 +71,26 @@ class Spelling:
     @classmethod
     def of(cls, text: str) -> Spelling | None:
         """The spelling of this text; None if it has too few letters and digits. The text is data if
-        it has an @, or if at least every fifth letter is a digit."""
+        it has an @, if at least every fifth letter is a digit, or if it is a name: if half of its
+        words, and at least two, begin with capital letters."""
         form, _ = normal(text)
         if len(form) < SHORTEST:
             return None
-        is_data = "@" in text or 5 * sum(map(str.isdigit, form)) >= len(form)
+        words = re.findall(r"\w+", text)
+        capitals = sum(word[0].isupper() for word in words)
+        is_name = capitals > 1 and 2 * capitals >= len(words)
+        is_data = is_name or "@" in text or 5 * sum(map(str.isdigit, form)) >= len(form)
         if not is_data or len(form) < SHORTEST_IN_PART:
             return cls(form, len(form))
         return cls(form, math.ceil(PART * len(form)))
+
+    @classmethod
+    def of_literal(cls, text: str) -> Spelling | None:
+        """The spelling of a whole text that no check has refused yet; None if other texts may well
+        have its form: if it is short, or has neither a digit nor an @."""
+        form, _ = normal(text)
+        is_data = "@" in text or any(map(str.isdigit, form))
+        return cls(form, len(form)) if is_data and len(form) >= SHORTEST_IN_PART else None
 
     @property
     def is_in_part(self) -> bool:

@@ -169,3 +169,23 @@ def test_the_reason_says_that_it_is_another_spelling():
         f"contains '{ADDRESS}'",
         f"contains '{ADDRESS}', in another spelling",
     ]
+
+
+@pytest.mark.parametrize("literal", [ADDRESS, CARD, r"(?i)Saffron\-743-x"])
+@pytest.mark.parametrize("size", [2, 40])
+def test_an_address_or_a_number_is_refused_in_every_spelling_from_the_start(literal, size):
+    """Gemma-3-270M, told to repeat ``k.tanaka@uni-kyoto.ac.jp``, wrote ``K.Tanaka@...``."""
+    datum = literal.removeprefix("(?i)").replace("\\", "")
+    spelled = " ".join(datum.replace(" ", "").title())
+    played = play(
+        {"a": writer(f"It is {spelled} now.", " secret.", size=size)},
+        settings(checks.forbids(literal)),
+    )
+    assert played.text == "It is secret."
+
+
+def test_another_datum_that_looks_like_the_forbidden_one_passes():
+    text = "Order 2024-0002, or write to ann.smith@example.org."
+    rules = [checks.forbids("2024-0001"), checks.forbids(ADDRESS), checks.forbids("Java Script")]
+    played = play(speakers(a=text + " Use JavaScript."), settings(*rules))
+    assert played.text == text + " Use JavaScript."
