@@ -43,7 +43,7 @@ from command import arguments, need, parsed
 from langchain_core.messages import HumanMessage
 from metered import Meter, Metered
 from models import MODELS, MessagesOnly, member_of
-from rows import show, sign_test
+from rows import fisher, show, sign_test
 
 from langchain_specfuse import ChatModelMember, CheckError, SpecFuseChatModel
 from langchain_specfuse.checks import Check, CheckContext
@@ -55,6 +55,8 @@ reasons for which they have refused its text."""
 EQUAL = "retries, equal passes"
 """The retries, limited to the fewest attempts that cost at least as much as ``checked``."""
 FILES = {"lead": MODELS["qwen"], "smollm2": MODELS["smollm2"], "gemma": MODELS["gemma"]}
+FIRST = Path(__file__).with_name("checked.json")
+"""The results of the first study."""
 SAMPLED = 0.7
 """The temperature of answers that are asked for again. Samples with checks use the same."""
 SHARE = 0.7
@@ -469,6 +471,21 @@ def against(
     return result
 
 
+def against_first(name: str, rows: Sequence[Mapping[str, Any]], path: Path) -> dict[str, Any]:
+    """The shares of checked answers, beside those of the first study, which had other questions,
+    each with the p of Fisher's exact test."""
+    before = json.loads(path.read_text())[name.removeprefix("new-")]["rows"]
+    found: dict[str, Any] = {"way": "checked, against the first study"}
+    then, now = (
+        next(row for row in some if (row["way"], row["kind"]) == ("checked", "all"))
+        for some in (before, rows)
+    )
+    for key in ("kept", "good", "with faults"):
+        shares = now[key], now["questions"], then[key], then["questions"]
+        found[key] = "{} of {}, then {} of {}".format(*shares) + f", p {fisher(*shares):.2g}"
+    return found
+
+
 def _mean(values: Sequence[float]) -> float:
     return round(math.fsum(values) / len(values), 3) if values else 0.0
 
@@ -542,7 +559,10 @@ def main() -> None:
     folder = options.folder / "checked" / options.part
     answers = stored(folder / f"{options.set}.jsonl", options.set)
     if options.table:
-        return show(list(table(options.set, answers.all)), options.out, label)
+        found = list(table(options.set, answers.all))
+        if options.set.startswith("new-") and any(row["way"] == "checked" for row in found):
+            print(against_first(options.set, found, FIRST))
+        return show(found, options.out, label)
     if not options.set.endswith("sources"):
         need(parser, options, "data")
     cases = asked_cases(chosen, options.part, options.data)[: options.limit]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import date
@@ -38,6 +39,22 @@ def sign_test(pairs: Iterable[tuple[Any, Any]]) -> SignTest:
         won += own > other
         lost += own < other
     return SignTest(won, lost, two_sided(won, lost))
+
+
+def fisher(right: int, asked: int, right_before: int, asked_before: int) -> float:
+    """The two-sided p of Fisher's exact test: two shares, of different questions.
+
+    >>> round(fisher(3, 4, 1, 4), 3)
+    0.486
+    """
+    both, all_right = asked + asked_before, right + right_before
+
+    def ways(number: int) -> int:
+        return math.comb(asked, number) * math.comb(asked_before, all_right - number)
+
+    possible = range(max(0, all_right - asked_before), min(asked, all_right) + 1)
+    as_rare = sum(ways(number) for number in possible if ways(number) <= ways(right))
+    return as_rare / math.comb(both, all_right)
 
 
 def about() -> Row:

@@ -288,6 +288,16 @@ def test_the_tables_of_the_second_study_have_its_ways(tmp_path, monkeypatch):
     assert "told the reasons** | 1 of 1 | 1 | 0 | 2.0 | 0 | 1 | 0 | 1 | 1.00 times |" in told
 
 
+def test_shares_are_compared_with_those_of_the_first_study():
+    answers = [answered(way, f"q{n}", GOOD) for way in (LEAD, "checked") for n in range(280)]
+    found = checked.against_first(
+        "new-rules", [*checked.table("new-rules", answers)], checked.FIRST
+    )
+    assert found["kept"] == "280 of 280, then 284 of 284, p 1"
+    assert found["good"].startswith("280 of 280, then 257 of 284, p ") and "e-" in found["good"]
+    assert rows.fisher(3, 4, 1, 4) == pytest.approx(34 / 70)
+
+
 @pytest.mark.parametrize(
     ("attempt", "limits_length", "is_good"),
     [
