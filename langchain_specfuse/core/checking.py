@@ -407,7 +407,7 @@ class Checking:
     def _respelled(self, job: CheckJob) -> Verdict:
         """The verdict on a text that this check has passed."""
         for refused in self._spelled:
-            if refused.check == job.check.name:
+            if refused.check == job.check.name and refused.spelling.is_distinct:
                 span = refused.spelling.found(job.text, len(job.text) - len(job.draft))
                 if span is not None:
                     return Verdict(f"{refused.reason}, in another spelling", span=span)
@@ -432,14 +432,16 @@ class Checking:
 
     def _remember(self, item: Continuation, fault: Fault) -> None:
         """Refuse other spellings of this text from now on."""
-        known = self._refused_by(item, fault)
+        check, known = fault.check, self._refused_by(item, fault)
+        is_fixed = check.private or bool(check.literal)
         if known is not None:
-            known.spelling = Spelling.of(known.text) or known.spelling
+            of_known = Spelling.of(known.text, is_fixed=is_fixed, is_data=check.private)
+            known.spelling = of_known or known.spelling
         elif fault.span is not None:
             text = item.after.text[slice(*fault.span)]
-            spelling = Spelling.of(text)
+            spelling = Spelling.of(text, is_fixed=is_fixed, is_data=check.private)
             if spelling is not None:
-                self._spelled.append(Refused(fault.check.name, fault.reason, text, spelling))
+                self._spelled.append(Refused(check.name, fault.reason, text, spelling))
 
     def _refused_by(self, item: Continuation, fault: Fault) -> Refused | None:
         """What was refused before, if this fault is a spelling of it."""
@@ -853,7 +855,8 @@ class Checking:
         holds = [_places(check, after, self._marks[check.name])[1] for check in self._checks]
         hold = min(holds, default=len(after.text))
         if after.finish is None:
-            ends = [it.spelling.pending(after.text[:hold]) for it in self._spelled]
+            spellings = [it.spelling for it in self._spelled if it.spelling.is_distinct]
+            ends = [spelling.pending(after.text[:hold]) for spelling in spellings]
             if min(ends, default=hold) < hold:
                 hold = word_start(after.text, min(ends))
         hold = max(hold, before.shown)

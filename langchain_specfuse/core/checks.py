@@ -120,7 +120,8 @@ def fault(reason: str, start: int, end: int) -> Finding:
     >>> no_year("It was 1984.")
     Finding(reason='names the year', start=7, end=11)
 
-    The answer is cut before all of them, and the same text in another spelling is refused, too.
+    The answer is cut before all of them. If they are data, such as an address or a number, the same
+    data in another spelling is refused, too.
     """
     if not (isinstance(reason, str) and reason):
         error = UsageError(f"the reason of a fault must be a text, got {reason!r:.80}")

@@ -22,10 +22,11 @@ Latin letter; the dotless i too."""
 
 SHORTEST = 3
 """Shorter normal forms are not searched for: other texts have them, too."""
-SHORTEST_IN_PART = 8
+SHORTEST_DATA, SHORTEST_WORDS = 8, 15
+"""Shorter forms are also those of other texts: "1.00" and "100%", "were" and "we're", "the rapist".
+"""
 PART = 0.6
-"""Of data, such as an address, a number or a name, whose form has at least 8 characters, this share
-in a row is the same data."""
+"""This share of data, such as an address, a number or a name, in a row is the same data."""
 
 
 def normal(text: str) -> tuple[str, list[int]]:
@@ -67,22 +68,30 @@ class Spelling:
     form: str
     least: int
     """So many characters of the form in a row are found; all of them are found as whole words."""
+    is_distinct: bool
+    """Whether hardly any other text has this form."""
 
     @classmethod
-    def of(cls, text: str) -> Spelling | None:
+    def of(cls, text: str, *, is_fixed: bool, is_data: bool = False) -> Spelling | None:
         """The spelling of this text; None if it has too few letters and digits. The text is data if
-        it has an @, if at least every fifth letter is a digit, or if it is a name: if half of its
-        words, and at least two, begin with capital letters."""
+        it has an @, if half of it are digits, of a long one a fifth, or if it is a long name: if
+        half of its words, and at least three, begin with capital letters. ``is_fixed``: a user has
+        forbidden this very text, or this kind of data. Otherwise another text that has a part of
+        it, or the same words in another writing, may be what the user wants instead."""
         form, _ = normal(text)
         if len(form) < SHORTEST:
             return None
+        is_long = len(form) >= SHORTEST_WORDS
+        parts = 5 if is_long else 2
+        is_data = is_data or "@" in text or parts * sum(map(str.isdigit, form)) >= len(form)
         words = re.findall(r"\w+", text)
         capitals = sum(word[0].isupper() for word in words)
-        is_name = capitals > 1 and 2 * capitals >= len(words)
-        is_data = is_name or "@" in text or 5 * sum(map(str.isdigit, form)) >= len(form)
-        if not is_data or len(form) < SHORTEST_IN_PART:
-            return cls(form, len(form))
-        return cls(form, math.ceil(PART * len(form)))
+        is_name = is_fixed and is_long and capitals > 2 and 2 * capitals >= len(words)
+        if not (is_data or is_name):
+            return cls(form, len(form), is_fixed and is_long)
+        is_distinct = len(form) >= SHORTEST_DATA
+        share = PART if is_fixed and is_distinct else 1
+        return cls(form, math.ceil(share * len(form)), is_distinct)
 
     @classmethod
     def of_literal(cls, text: str) -> Spelling | None:
@@ -90,7 +99,7 @@ class Spelling:
         have its form: if it is short, or has neither a digit nor an @."""
         form, _ = normal(text)
         is_data = "@" in text or any(map(str.isdigit, form))
-        return cls(form, len(form)) if is_data and len(form) >= SHORTEST_IN_PART else None
+        return cls(form, len(form), True) if is_data and len(form) >= SHORTEST_DATA else None
 
     @property
     def is_in_part(self) -> bool:
@@ -100,7 +109,7 @@ class Spelling:
     def found(self, text: str, start: int = 0) -> tuple[int, int] | None:
         """Where it is spelled in this text, in characters of the text. It ends after ``start``.
 
-        >>> Spelling.of("4111 1111 2222").found("It is 4 1 1 1-1 1 1 1-9.")
+        >>> Spelling.of("4111 1111 2222", is_fixed=True).found("It is 4 1 1 1-1 1 1 1-9.")
         (6, 21)
         """
         first = _place_before(text, start, len(self.form) - 1)
@@ -121,7 +130,7 @@ class Spelling:
     def pending(self, text: str) -> int:
         """Where the end of this text begins that may be the beginning of it.
 
-        >>> Spelling.of("4111 1111 2222").pending("It is 4 11"), len("It is ")
+        >>> Spelling.of("4111 1111 2222", is_fixed=True).pending("It is 4 11"), len("It is ")
         (6, 6)
         """
         first = _place_before(text, len(text), len(self.form) - 1)

@@ -140,6 +140,44 @@ def test_other_words_than_the_refused_one_pass(other):
     assert is_readable(other, played.text) or played.text == "A dog, 1."
 
 
+@pytest.mark.parametrize(
+    ("pattern", "refused", "other"),
+    [
+        ("we're", "we're", "were"),
+        ("WHO", "WHO", "who"),
+        (r"\d+%", "100%", "1.00 euros"),
+        ("e-commerce", "e-commerce", "ecommerce"),
+        ("therapist", "therapist", "the rapist"),
+        (r"\*\*[^*]+\*\*", "**very important**", "very important"),
+        (r"\b[A-Z]{4,}\b", "UNFORGETTABLE", "unforgettable"),
+        ("Windows 10", "Windows 10", "Windows 11"),
+        ("Microsoft Azure", "Microsoft Azure", "Microsoft Word"),
+        ("New York Times", "New York Times", "New York today"),
+        (r"\d+ March 2024", "15 March 2024", "15 March 2025"),
+    ],
+)
+def test_ordinary_text_that_is_written_instead_of_a_refused_one_passes(pattern, refused, other):
+    """A style rule is obeyed by the same words in another writing."""
+    scripts = (f"A dog, {refused}.", f" {other}.", " none.")
+    played = play({"a": writer(*scripts, size=50)}, settings(checks.forbids(pattern)))
+    assert played.text == f"A dog, {other}."
+
+
+@pytest.mark.parametrize(
+    ("invented", "right"),
+    [
+        ("info@harbour-office.example", "sales@harbour-office.example"),
+        ("0493023125111", "0493023125222"),
+        ("12,345,678", "12,345,999"),
+    ],
+)
+def test_what_the_sources_have_passes_after_something_similar_was_invented(invented, right):
+    rule = checks.grounded([f"The answer is {right}."])
+    scripts = (f"The answer is {invented}.", f" {right}.", " unknown.")
+    played = play({"a": writer(*scripts, size=50)}, settings(rule))
+    assert played.text == f"The answer is {right}."
+
+
 def test_a_second_fault_at_a_place_withdraws_the_sentence_if_nobody_has_seen_it():
     rule = checks.at("sentence", checks.forbids(ADDRESS))
     scripts = (
