@@ -189,6 +189,7 @@ def test_stop_cancels_on_the_server_and_keeps_what_was_there(serve, opened):
     one.page.click("#stop")
     assert endpoint.counted("specfuse_answers_total", 1, outcome="gone")
     paced.turns.release(100)
+    one.page.wait_for_selector("#stop", state="hidden")
     assert endpoint.idle() and one.text("#error") == "The answer broke off: you stopped it"
     assert one.page.evaluate("document.activeElement.id") == "words"
 
