@@ -150,7 +150,7 @@ def _plain(text: str) -> tuple[str, Sequence[int]]:
 
 _SEPARATORS = (" ", "-", ", ", " - ", "\n", "\n- ", "\n* ")
 _SPELLED = tuple(
-    (re.compile(rf"(?<![^\W_])[^\s,](?:{re.escape(between)}[^\s,])+(?![^\W_])"), between)
+    (re.compile(rf"(?<![^\W_])[^\s,|=](?:{re.escape(between)}[^\s,|=])+(?![^\W_])"), between)
     for between in _SEPARATORS
 )
 
@@ -171,7 +171,7 @@ def unspelled(text: str, start: int) -> tuple[str, Sequence[int]] | None:
             letters = run.end() - run.start() - len(between)
             left = len(text) - run.end()
             is_open = left <= len(between) and between.startswith(text[run.end() :])
-            if letters < 2 * len(between) + 2 and not is_open:
+            if letters < 2 * len(between) + 4 and not is_open:
                 continue
             step = len(between) + 1
             for letter in range(run.start(), run.end() - 1, step):
@@ -186,7 +186,8 @@ def unspelled(text: str, start: int) -> tuple[str, Sequence[int]] | None:
 
 # --- e-mail addresses -----------------------------------------------------------------------------
 
-_ATOM = r"\w!#$%&+=?^{|}~"
+_ATOM = r"\w!#$%&+?^~"
+"""Without ``|``, ``{``, ``}`` and ``=``, which stand beside an address in tables and programs."""
 _LOCAL = re.compile(rf"[{_ATOM}.'/*-]{{1,65}}")
 _AT = re.compile(r"@ ?| @ | ?[(\[{] ?(?:@|at) ?[)\]}] ?", re.IGNORECASE)
 _AT_BEGUN = re.compile(r" ?@? ?| ?[(\[{] ?(?:a|(?:@|at) ?(?:[)\]}] ?)?)?", re.IGNORECASE)
@@ -211,6 +212,9 @@ def _email(text: str, at: int) -> Match:
     if sign is None:
         return 0, _rest_is(_AT_BEGUN, text, end)
     start = sign.end()
+    is_spaced = sign[0] == " @ "
+    if is_spaced and end - at == 1:
+        return 0, False  # a product of matrices: x @ model.weights
     host = _HOST.match(text, start)
     if host:
         return host.end(), False
@@ -227,6 +231,8 @@ def _email(text: str, at: int) -> Match:
             best = here
         dot = _DOT.match(text, here)
         if dot is None:
+            if is_spaced and text[here : here + 1] == "(":
+                return 0, False  # another one: query @ key.transpose(0, 1)
             return best, _rest_is(_DOT_BEGUN, text, here)
         here = dot.end()
     return best, False

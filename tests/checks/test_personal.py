@@ -59,6 +59,22 @@ def test_patterns_pass_what_looks_alike() -> None:
     assert found == ["+40.20361-075.00417/"]
 
 
+@pytest.mark.parametrize(
+    "text", ["| A | {} |", "|Ann|{}|", "ADMIN_EMAIL={}", "email={} ", "f({{{}}})", "- a\n- b {}\n"]
+)
+def test_tables_and_settings_keep_what_stands_beside_an_address(text: str) -> None:
+    found = checks.EMAIL.find(text.format("a@example.org"))
+    start = text.format("@").index("@")
+    assert found == [(start, start + len("a@example.org"))]
+
+
+@pytest.mark.parametrize(
+    "code", ["y = x @ model.weight", "(a @ b.sum()).T", "scores = query @ key.transpose(-2, -1)"]
+)
+def test_products_of_matrices_are_no_addresses(code: str) -> None:
+    assert checks.EMAIL.find(code) == []
+
+
 def test_invalid_addresses_of_public_lists_are_no_addresses() -> None:
     """Two of 23 are taken for one: the domain ``web`` and four numbers above 255."""
     taken = [e for e in entries(NOT_EMAILS) if checks.EMAIL.find(e) == [(0, len(e))]]

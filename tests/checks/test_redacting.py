@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from langchain_specfuse import (
     CheckError,
@@ -226,6 +227,21 @@ def test_objects_stay_valid() -> None:
     member = ScriptedMember({"mail": "ann.smith@example.com", "age": 41}, name="ann")
     found = model(member).with_structured_output(schema).invoke("Who?")
     assert found == {"mail": "[redacted]", "age": 41}
+
+
+class Person(BaseModel):
+    mail: str
+
+
+@pytest.mark.parametrize("mail", ["ann.smith@example.com", "none"])
+def test_an_object_that_a_provider_has_read_itself_is_redacted(mail: str) -> None:
+    """ChatOpenAI puts the object into the message, as its client has read it from the original."""
+    fields = {"parsed": Person(mail=mail)}
+    chunk = AIMessageChunk(json.dumps({"mail": mail}), additional_kwargs=fields)
+    llm = model(Provider(chunks=[chunk, END]))
+    message = llm.invoke("Who?")
+    assert message.additional_kwargs == (fields if mail == "none" else {})
+    assert secrets_in(message) == []
 
 
 def test_reasoning_that_is_shown_is_redacted() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from langchain_core.messages import AIMessageChunk, BaseMessage
 from langchain_core.messages.tool import tool_call_chunk
+from pydantic import BaseModel
 
 from ...core.values import ToolCall
 
@@ -198,8 +199,13 @@ def _scrubbed(chunk: AIMessageChunk, redacted: Callable[[Any], Any]) -> AIMessag
             else block
             for block in chunk.content
         ]
-    if chunk.additional_kwargs:
-        changes["additional_kwargs"] = redacted(chunk.additional_kwargs)
+    if fields := dict(chunk.additional_kwargs):
+        parsed = fields.get("parsed")  # OpenAI's client reads the original text into an object
+        if isinstance(parsed, BaseModel):
+            values = parsed.model_dump(mode="json")
+            if redacted(values) != values:
+                del fields["parsed"]
+        changes["additional_kwargs"] = redacted(fields)
     if chunk.tool_call_chunks:
         pieces: list[Any] = [
             {**call, "args": redacted(call["args"] or "")} for call in chunk.tool_call_chunks
