@@ -50,13 +50,13 @@ def asks(model: Any, question: str, *, threshold: float | None = None) -> Check:
     """A model answers "no" to this question about every sentence of the answer.
 
     ``model`` is a LangChain chat model, which answers yes or no, or a decision model, such as
-    :class:`.SpecFuseDecisionModel`: the answer of that is yes if its probability is at least
-    ``threshold`` (0.5 by default). "Yes" refuses the sentence.
+    :class:`.SpecFuseDecisionModel`, whose answer is yes if the probability of yes is at least
+    ``threshold`` (0.5 by default). A "yes" refuses the sentence.
 
     The check runs at every sentence. The model sees that sentence and nothing else of the
-    conversation; a chat model also sees the sentence before it. It is asked once about the same
-    sentence of an answer, and about sentences that wait at the same time. If it answers neither
-    yes nor no, the answer ends with a :class:`.CheckError`. The time limit is 60 seconds.
+    conversation; a chat model also sees the sentence before it. The model is asked once about each
+    sentence of an answer, and about all sentences that wait at the same time. If it answers
+    neither yes nor no, the answer ends with a :class:`.CheckError`. The time limit is 60 seconds.
     """
     from langchain_core.decisions import BaseDecisionModel
 

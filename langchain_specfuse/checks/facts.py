@@ -43,7 +43,7 @@ _ENDINGS = (
     "com|org|net|edu|gov|int|info|biz|io|ai|app|dev|eu|de|fr|uk|es|nl|ch|jp|cn|br|pl|se|dk|fi|cz|"
     "ru|kr|au|nz|ca|co|tv"
 )
-"""Endings of hosts that are neither words nor endings of files. Others count before a path only."""
+"""Endings of hosts that are neither words nor endings of files. Others count only before a path."""
 _LINK = re.compile(
     r"(?:https?://|www\.)[^\s<>\"“”]+"
     r"|(?<![\w.+-])(?P<mail>[\w.+-]{1,64}@[\w-]+(?:\.[\w-]+)+)"

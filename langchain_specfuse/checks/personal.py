@@ -1,9 +1,9 @@
 """Ready-made patterns for personal data, to be forbidden or redacted.
 
-A regular expression cannot tell a card from an order number, and gives no place from which on a
-text may still become a match. These patterns know check digits and lengths, and say both. Each
-looks at a bounded number of characters from every place, so their time grows with the length of the
-text, whatever the text is.
+A regular expression cannot tell a card number from an order number, nor say from which place on a
+text may still become a match. These patterns can do both, because they know check digits and
+lengths. Each looks at a bounded number of characters from every place, so their time is
+proportional to the length of the text, whatever the text is.
 
 Presidio and the packages behind LangChain's ``PIIMiddleware`` search whole texts. None of them says
 what may be shown of a text that is still being written.
@@ -22,8 +22,8 @@ from typing import TypeAlias
 Span: TypeAlias = tuple[int, int]
 """Where a match begins and ends."""
 Match: TypeAlias = tuple[int, bool]
-"""Where the longest match from a place ends, 0 if there is none, and whether more text could make
-another one of it."""
+"""Where the longest match from a place ends, 0 if there is none, and whether more text could change
+that."""
 
 BEFORE = 24
 """At most this many characters before a place decide whether a match begins there."""
@@ -40,7 +40,7 @@ class PersonalPattern:
     """Matches where this kind of data may begin."""
     _match: Callable[[str, int], Match]
     _longest: int
-    """More characters than a match has."""
+    """No match has more characters."""
 
     def __repr__(self) -> str:
         return f"checks.{self.name.upper()}"
@@ -117,7 +117,7 @@ _UNSEEN = re.compile("[\u00ad\u200b-\u200f\u2060-\u2064\ufe00-\ufe0f\ufeff]")
 
 
 class _Plain(dict[int, str]):
-    """code -> the plain character for it: another writing of the same one, if it is one too."""
+    """code -> the plain form of this character, if that is one character; otherwise itself."""
 
     def __missing__(self, code: int) -> str:
         letter = chr(code)
@@ -135,8 +135,8 @@ _PLAIN = _Plain()
 
 
 def _plain(text: str) -> tuple[str, Sequence[int]]:
-    """The text with one writing of digits, full-width characters, dashes and spaces, and without
-    characters that cannot be seen; and where its characters and its end stood."""
+    """The text with one form of digits, full-width characters, dashes and spaces, and without
+    characters that cannot be seen; and where its characters and its end were."""
     places: Sequence[int] = range(len(text) + 1)
     if text.isascii() and "\t" not in text and "\\" not in text:
         return text, places
@@ -156,8 +156,8 @@ _SPELLED = tuple(
 
 
 def unspelled(text: str, start: int) -> tuple[str, Sequence[int]] | None:
-    """The text from a place on, or from a little before, with words that are spelled out as one
-    word, and where its characters and its end stood; None if no word is.
+    """The text from a place on, or from a little before, in which each word that is spelled letter
+    by letter is one word, and where its characters and its end were; None if there is no such word.
 
     >>> unspelled("It is a n n, so", 0)
     ('It is ann, so', [0, 1, 2, 3, 4, 5, 6, 8, 10, 11, 12, 13, 14, 15])

@@ -58,7 +58,7 @@ def grounded(sources: Sequence[Any] | None = None, *, decimal: DecimalSign | Non
     English names of months are known.
 
     ``decimal`` is the decimal sign of the answer, "." or ",". By default, it is the one that most
-    sources show; each source is read with the sign that its own numbers show. With ",", 1.500 is
+    sources use; each source is read with the sign that its own numbers show. With ",", 1.500 is
     1500. With either, 3,5 is 3.5, and 1.500.000, 1'500'000 and 1 500 000 are 1,500,000.
 
     Quotations count from three words on, up to 2,000 characters; their capitals and punctuation do
@@ -66,7 +66,7 @@ def grounded(sources: Sequence[Any] | None = None, *, decimal: DecimalSign | Non
     without https:// too, if the host has a common ending (example.com). A code with three digits
     or more (N12345) counts as well. Not judged: numbers written as words, numbers inside shorter
     names (GPT4), the numbers of a list, and marks such as [2], up to the number of ``sources`` (up
-    to 99 if there is one source, or the messages are).
+    to 99 if there is only one, or if the messages are the sources).
 
     It runs at every sentence, because half a sentence may end in half a fact: "2.5" before
     "million", or "5 March" before the year.
@@ -127,9 +127,9 @@ class GroundedInMessages:
 
 
 def _unread(text: str, passed: int) -> tuple[int, int]:
-    """Where the end of a text begins that can hold new facts, if its beginning has passed up to
-    this place, and where a quotation begins that is open there. So a long answer is read once, not
-    again at every sentence.
+    """The place from which on a text can have new facts, if its beginning has passed up to this
+    one, and the place where a quotation begins that is open there. So a long answer is read once,
+    not again at every sentence.
 
     >>> _unread("In 1998.\\nIt cost 2.5 million.", 22)
     (9, 9)

@@ -40,11 +40,11 @@ def forbids(pattern: str | re.Pattern[str] | PersonalPattern) -> Check:
     ("forbids('(?i)guarantee')", Finding(reason="contains 'Guarantee'", start=3, end=12))
 
     Case matters, unless the pattern begins with ``(?i)``, or is an address or a long number, which
-    is refused in every spelling. The check runs at every segment, on the
-    whole answer so far without a last word that may still go on. Text that may be the beginning of
-    a match is not shown, if the pattern is a plain text (in which a ``.`` may stand for any
-    character). Of a longer match of another pattern, the first words may have been shown. Nothing
-    can interrupt Python's ``re``: a pattern that backtracks without end blocks the whole process.
+    is refused in every spelling. The check runs at every segment, on the whole answer so far
+    without a last word that may still go on. If the pattern is plain text (in which a ``.`` may
+    stand for any character), text that may be the beginning of a match is not shown. Of a longer
+    match of another pattern, the first words may have been shown. Nothing can interrupt Python's
+    ``re``: a pattern that backtracks without end blocks the whole process.
     """
     if isinstance(pattern, PersonalPattern):
         check = _ready(ForbidsPersonal(pattern), f"forbids({pattern.name})", judges_reasoning=True)

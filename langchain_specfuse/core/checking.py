@@ -46,10 +46,10 @@ SHORT = 2
 """After a fault, drafts have this many tokens, and one more each time, up to half the usual length.
 Tokens after a fault are wasted, and a fault is often followed by another."""
 REDRAFTS, TOLD_REDRAFTS = 4, 2
-"""The attempts of a member that is not told why a check has refused its text, and of one that is.
-Each of the latter is a request to a chat model, usually for all of the rest."""
+"""How many attempts a member has that is not told why its text was refused, and one that is told.
+Each attempt of the latter is a request to a chat model, usually for all of the rest."""
 REMARKS = 4
-"""At most this many refused texts are told, the latest."""
+"""A member is told at most this many refused texts, the latest ones."""
 MANY = 8
 """If a check refuses at least this many words and passes none, the answer ends."""
 WORDS = ("and", "the", "Also", "It", "THE", "и", "和")
@@ -105,7 +105,7 @@ class Fault:
 
 @dataclass(slots=True)
 class Refused:
-    """A text that a check refuses, in whatever spelling."""
+    """A text that a check refuses in every spelling."""
 
     check: str
     reason: str

@@ -56,11 +56,11 @@ class CheckContext:
 
 
 class Redaction(Protocol):
-    """What is replaced in the text, whatever member writes it."""
+    """What is replaced in the text, whichever member writes it."""
 
     @property
     def with_(self) -> str:
-        """What takes its place."""
+        """What it is replaced by."""
 
     def found(self, text: str, start: int) -> tuple[list[tuple[int, int]], int]:
         """The places of the matches that end after ``start``, and the place from which on the text
@@ -86,11 +86,11 @@ class Check:
     identity: str = ""
     """A text that is equal for equal checks in every process, if there is one."""
     pending: Callable[[str], int] | None = field(default=None, compare=False)
-    """Where the end of a text begins that may be the beginning of something at fault: the length of
-    the text if there is no such end. It is not shown before more text has decided."""
+    """The place from which on a text may be the beginning of something at fault; the length of the
+    text if there is none. Text from there on is held back until more text decides."""
     literal: str = field(default="", compare=False)
-    """The only text that it refuses. If it is an address or a long number, so are its other
-    spellings."""
+    """The only text that it refuses. If this is an address or a long number, other spellings of it
+    are refused, too."""
     private: bool = False
     """The text that it refuses is never sent to a model, nor written into reasons and errors."""
     redacts: Any = None

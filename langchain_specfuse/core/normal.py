@@ -23,10 +23,9 @@ Latin letter; the dotless i too."""
 SHORTEST = 3
 """Shorter normal forms are not searched for: other texts have them, too."""
 SHORTEST_DATA, SHORTEST_WORDS = 8, 15
-"""Shorter forms are also those of other texts: "1.00" and "100%", "were" and "we're", "the rapist".
-"""
+"""Shorter forms are shared by different texts: "1.00" and "100%", "were" and "we're"."""
 PART = 0.6
-"""This share of data, such as an address, a number or a name, in a row is the same data."""
+"""This share of an address, a number or a name, in a row, counts as all of it."""
 
 
 def normal(text: str) -> tuple[str, list[int]]:
@@ -63,21 +62,22 @@ def _form(character: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """A text of which all spellings are searched for."""
+    """A text that is searched for in every spelling."""
 
     form: str
     least: int
-    """So many characters of the form in a row are found; all of them are found as whole words."""
+    """So many characters of the form in a row match; if it is all of them, only as whole words."""
     is_distinct: bool
     """Whether hardly any other text has this form."""
 
     @classmethod
     def of(cls, text: str, *, is_fixed: bool, is_data: bool = False) -> Spelling | None:
         """The spelling of this text; None if it has too few letters and digits. The text is data if
-        it has an @, if half of it are digits, of a long one a fifth, or if it is a long name: if
-        half of its words, and at least three, begin with capital letters. ``is_fixed``: a user has
-        forbidden this very text, or this kind of data. Otherwise another text that has a part of
-        it, or the same words in another writing, may be what the user wants instead."""
+        it has an @, if half of its letters and digits are digits (a fifth in a long text), or if it
+        is a long name: half of its words, and at least three, begin with capital letters.
+        ``is_fixed``: a user has forbidden this very text, or this kind of data. Otherwise, a text
+        with a part of it, or the same words in another spelling, may be what the user wants
+        instead."""
         form, _ = normal(text)
         if len(form) < SHORTEST:
             return None

@@ -1,10 +1,10 @@
 """Replace what the user wants redacted, before anything else reads it.
 
 :class:`Redacting` stands between the loop and its members. A draft is redacted when it arrives, so
-votes, checks, records, other members and the reader know only the redacted text. Its end is kept
-back while it may be the beginning of a match. Only the member that wrote a text goes on with it as
-it was, because its open stream and its cache contain that text; once another member has written, it
-also goes on with the redacted text.
+votes, checks, records, other members and the reader know only the redacted text. Its end is held
+back while it may be the beginning of a match. Only the member that wrote a text continues it as it
+was, because its open stream and its cache contain that text. Once another member has written, it
+continues the redacted text, too.
 
 Paper: it redacts nothing.
 """
@@ -212,7 +212,7 @@ def _edited(text: str, edits: Edits) -> str:
 
 
 def _is_most(text: str) -> bool:
-    """Whether the beginning of a match, after which the answer was cut off, says too much."""
+    """Whether the beginning of a match, after which the answer was cut off, reveals too much."""
     return "@" in text or sum(map(str.isdigit, text)) > 5
 
 

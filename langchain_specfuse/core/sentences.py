@@ -5,7 +5,7 @@ every longer text. That takes the white space after the sentence and, after an a
 ellipsis or a closing quotation mark, the word that follows: text is held back for one word at most.
 Marks of scripts without spaces take the next character.
 
-Libraries that do this (pysbd, NLTK, spaCy) read whole texts, and are no dependencies of this
+Libraries that do this (pysbd, NLTK, spaCy) read whole texts, and are not dependencies of this
 package. Only abbreviations of English and of some European languages are known. Where it is
 unclear, no sentence ends: two sentences are then judged together, and none is torn apart.
 """
@@ -20,8 +20,8 @@ _WIDE = "。！？｡।॥؟۔።፧"
 _WIDE_MARK = re.compile(f"[{_WIDE}]")
 MARKS = frozenset(f".!?…‼⁇⁈⁉{_WIDE}")
 _CLOSERS = "\"'”’»›“‘«‹)\\]}〉》」』】〕）］｝*_`~"
-"""What may close after a mark, inside a class of a pattern: quotations, brackets, emphasis. German
-quotations close with “ and ‘, and Danish ones with «."""
+"""What may close after a mark, written for a character class: quotations, brackets, emphasis.
+German quotations close with “ and ‘, and Danish ones with «."""
 _CITATION = (
     r"(?P<citation>\[{1,2}[^\[\]\n]{1,40}\]{1,2}(?:\([^()\s]{0,1000}\))?|【[^【】\n]{1,40}】"
     r"|[¹²³⁰⁴-⁹]+)"

@@ -26,8 +26,8 @@ log = logging.getLogger("langchain_specfuse")
 
 
 IDLE_S = 10.0
-"""A thread without work ends after this long. Until then it takes the next work: to start a thread,
-its starter waits until it runs, which takes long while others run."""
+"""A thread without work ends after this long. Until then it takes the next work: whoever starts a
+new thread waits until it runs, which takes long while others run."""
 _IDLE: deque[_Thread] = deque()
 """The threads without work, without a lock: each method of a deque is atomic."""
 

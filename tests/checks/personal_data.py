@@ -46,7 +46,7 @@ TR33 0006 1005 1978 6457 8413 26|UA21 3223 1300 0002 6007 2335 6600 1
 VA59 0011 2300 0012 3456 78|VG96 VPVG 0000 0123 4567 8901|XK05 1212 0123 4567 8906
 DE89370400440532013000|gb29nwbk60161331926819|nl91 abna 0417 1643 00|DE89-3704-0044-0532-0130-00
 """
-"""The examples in SWIFT's registry of IBAN formats, and four other writings of them."""
+"""The examples in SWIFT's registry of IBAN formats, and other spellings of four."""
 
 EMAILS = """
 email@example.com|firstname.lastname@example.com|email@subdomain.example.com

@@ -157,7 +157,7 @@ def test_other_words_than_the_refused_one_pass(other):
     ],
 )
 def test_ordinary_text_that_is_written_instead_of_a_refused_one_passes(pattern, refused, other):
-    """A style rule is obeyed by the same words in another writing."""
+    """A style rule is obeyed by the same words in another spelling."""
     scripts = (f"A dog, {refused}.", f" {other}.", " none.")
     played = play({"a": writer(*scripts, size=50)}, settings(checks.forbids(pattern)))
     assert played.text == f"A dog, {other}."

@@ -217,7 +217,7 @@ def _scrubbed(chunk: AIMessageChunk, redacted: Callable[[Any], Any]) -> AIMessag
 
 
 def _with_thought(chunks: Sequence[AIMessageChunk], thought: str) -> list[AIMessageChunk]:
-    """The chunks with this reasoning, in the place of the first piece of theirs."""
+    """The chunks with this reasoning, in the place of the first piece of their own."""
     left = [thought]
 
     def new(fields: Mapping[str, Any]) -> dict[str, Any]:
