@@ -159,8 +159,8 @@ def unspelled(text: str, start: int) -> tuple[str, Sequence[int]] | None:
     """The text from a place on, or from a little before, in which each word that is spelled letter
     by letter is one word, and where its characters and its end were; None if there is no such word.
 
-    >>> unspelled("It is a n n, so", 0)
-    ('It is ann, so', [0, 1, 2, 3, 4, 5, 6, 8, 10, 11, 12, 13, 14, 15])
+    >>> unspelled("It is a n n a, so", 0)
+    ('It is anna, so', [0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 13, 14, 15, 16, 17])
     """
     base = max(start - BEFORE, 0)
     dropped: set[int] = set()
