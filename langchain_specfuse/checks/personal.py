@@ -53,6 +53,10 @@ class PersonalPattern:
         """
         return self.found(text, 0)[0]
 
+    def find_last(self, text: str, count: int) -> list[Span]:
+        """The places of the matches that have one of the last characters of the text."""
+        return self.found(text, self._start(text, len(text) - count))[0]
+
     def pending(self, text: str) -> int:
         """The place from which on the text may be the beginning of a match, if it goes on;
         otherwise its length.
@@ -60,10 +64,12 @@ class PersonalPattern:
         >>> CARD.pending("It costs 9 euros. Pay with 4111 11"), CARD.pending("In 1998")
         (27, 7)
         """
-        start = len(text) - 2 * self._longest
-        if _UNSEEN.search(text, max(start, 0)):
-            start = 0
-        return self.found(text, max(start, 0))[1]
+        return self.found(text, self._start(text, len(text)))[1]
+
+    def _start(self, text: str, at: int) -> int:
+        """A place before everything that concerns the text after this one."""
+        start = max(at - 2 * self._longest, 0)
+        return 0 if _UNSEEN.search(text, start) else start
 
     def found(self, text: str, start: int) -> tuple[list[Span], int]:
         """The places of the matches that begin at ``start`` or later, and the place from which on

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..core.checks import Check, Finding
+from ..core.checks import Check, CheckContext, Finding
 from ..core.sentences import sentence_ends
 from ..errors import UsageError, advised, amount
 from .personal import PersonalPattern
@@ -48,7 +48,7 @@ def forbids(pattern: str | re.Pattern[str] | PersonalPattern) -> Check:
     """
     if isinstance(pattern, PersonalPattern):
         check = _ready(ForbidsPersonal(pattern), f"forbids({pattern.name})", judges_reasoning=True)
-        return replace(check, pending=pattern.pending, private=True)
+        return replace(check, pending=pattern.pending, private=True, takes_context=True)
     compiled = compiled_pattern(pattern)
     function = Forbids(compiled.pattern, compiled.flags)
     check = _ready(function, f"forbids({shown(compiled.pattern)})", judges_reasoning=True)
@@ -81,8 +81,9 @@ class ForbidsPersonal:
 
     pattern: PersonalPattern
 
-    def __call__(self, text: str) -> Finding | None:
-        spans = self.pattern.find(text)
+    def __call__(self, text: str, context: CheckContext | None = None) -> Finding | None:
+        new = len(text) if context is None else len(context.draft)
+        spans = self.pattern.find_last(text, new)
         return Finding(f"contains {self.pattern.noun}", *spans[0]) if spans else None
 
 

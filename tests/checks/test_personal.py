@@ -8,6 +8,7 @@ import time
 import pytest
 
 from langchain_specfuse import checks
+from langchain_specfuse.checks import CheckContext
 from langchain_specfuse.checks.personal import PERSONAL, PersonalPattern
 
 from .personal_data import (
@@ -121,6 +122,23 @@ def test_time_is_linear_in_the_text(pattern: PersonalPattern, part: str) -> None
     pattern.find(text)
     pattern.pending(text)
     assert time.process_time() - start < 10
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_only_the_new_end_of_a_long_answer_is_searched(pattern: PersonalPattern) -> None:
+    """With ``forbids(checks.EMAIL)``, 44,000 characters took 55 s, and half of them 15 s."""
+    before = "Write 12 words, and then 3. " * 4000
+    entry = entries(LISTS[pattern.name])[0]
+    check = checks.forbids(pattern).function
+    started = time.perf_counter()
+    for _ in range(10):
+        context = CheckContext([], f"{entry}.", "ann", ended=False)
+        found = check(f"{before}{entry}.", context)
+    took = time.perf_counter() - started
+    assert (found.start, found.end) == (len(before), len(before) + len(entry))
+    started = time.perf_counter()
+    assert check(before) is None
+    assert took < 2 * (time.perf_counter() - started), "ten times together"
 
 
 def test_forbidden_personal_data_is_not_repeated_in_the_reason() -> None:
