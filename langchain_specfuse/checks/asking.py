@@ -61,7 +61,7 @@ def asks(model: Any, question: str, *, threshold: float | None = None) -> Check:
     from langchain_core.decisions import BaseDecisionModel
 
     if not hasattr(model, "invoke") or not hasattr(model, "batch"):
-        error = UsageError(f"asks takes a model of LangChain, got {type(model).__name__}")
+        error = UsageError(f"asks takes a LangChain model, got {type(model).__name__}")
         raise advised(error, "for example checks.asks(ChatOpenAI(model=...), 'Is it rude?')")
     if not isinstance(question, str) or not question.strip():
         error = UsageError(f"asks takes a question, got {question!r:.80}")

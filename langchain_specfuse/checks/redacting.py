@@ -38,7 +38,10 @@ def redact(pattern: str | re.Pattern[str] | PersonalPattern, with_: str = "[reda
     punctuation and look-alike characters.
     """
     if not isinstance(with_, str) or re.search(r'["\\\n]', with_):
-        error = UsageError(f"with_ must be a text without quotation marks, got {with_!r:.80}")
+        error = UsageError(
+            "with_ must be a text without quotation marks, backslashes and line breaks, "
+            f"got {with_!r:.80}"
+        )
         raise advised(error, "for example checks.redact('email', with_='[address]')")
     if isinstance(pattern, str):
         pattern = PERSONAL.get(pattern, pattern)
