@@ -272,7 +272,7 @@ async def test_what_was_written_meanwhile_is_dropped_with_a_refused_sentence(way
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: checks.asks("gpt", ADVICE), "a model of LangChain"),
+        (lambda: checks.asks("gpt", ADVICE), "a LangChain model"),
         (lambda: checks.asks(judge(), " "), "takes a question"),
         (lambda: checks.asks(judge(), ADVICE, threshold=0.5), "for decision models"),
         (
