@@ -9,7 +9,7 @@ function is a check; those here are ready-made.
 | :func:`max_words`, :func:`max_sentences` | segment | it is not longer |
 | :func:`lowercase` | segment | it has no capital letters |
 | :func:`grounded` | sentence | its numbers, dates, quotations and links are in the sources |
-| :func:`asks` | sentence | a model says that none of its sentences is of some kind |
+| :func:`asks` | sentence | a model answers no to a question about each of its sentences |
 | :func:`requires` | answer | it contains something that matches a pattern |
 | :func:`json_schema` | answer | it is JSON, and valid |
 | :func:`python` | answer | its code runs and passes tests |
