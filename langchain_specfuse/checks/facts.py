@@ -15,7 +15,7 @@ from functools import lru_cache
 from itertools import product
 from typing import Literal, NamedTuple, TypeAlias
 
-from .words import UNSPACED
+from .personal import UNSPACED
 
 QUOTED_WORDS = 3
 """Shorter quotations are names and titles, and need no source. In scripts without spaces, two

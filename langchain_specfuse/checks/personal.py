@@ -122,6 +122,12 @@ _UNSEEN = re.compile("[\u00ad\u200b-\u200f\u2060-\u2064\ufe00-\ufe0f\ufeff]")
 """Characters without width, which may stand anywhere in a word."""
 
 
+UNSPACED = "\u2e80-\u303e\u3041-\u30ff\u31f0-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+"""Characters of scripts without spaces. Each counts as a word, as in word processors."""
+_BESIDE = re.compile(f"[{UNSPACED}\uac00-\ud7a3]")
+"""Characters that stand beside data without a space, and belong to none: Korean particles, too."""
+
+
 class _Plain(dict[int, str]):
     """code -> the plain form of this character, if that is one character; otherwise itself."""
 
@@ -133,6 +139,8 @@ class _Plain(dict[int, str]):
             plain = "-"
         elif letter.isspace() and letter not in "\r\n":
             plain = " "
+        elif _BESIDE.match(letter):
+            plain = "、"
         self[code] = plain if len(plain) == 1 else letter
         return self[code]
 

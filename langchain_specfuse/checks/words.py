@@ -15,12 +15,10 @@ from typing import Any
 from ..core.checks import Check, CheckContext, Finding
 from ..core.sentences import sentence_ends
 from ..errors import UsageError, advised, amount
-from .personal import PersonalPattern
+from .personal import UNSPACED, PersonalPattern
 
 _SHOWN = 40
 """Longer patterns are shortened in the names of checks."""
-UNSPACED = "\u2e80-\u303e\u3041-\u30ff\u31f0-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
-"""Characters of scripts without spaces. Each counts as a word, as in word processors."""
 _WORD = re.compile(rf"[{UNSPACED}]|[^\s{UNSPACED}]*[^\W_{UNSPACED}][^\s{UNSPACED}]*")
 
 _CHARACTER = re.compile(r"[^\\^$*+?{}\[\]|()]|\\\W")
