@@ -123,10 +123,12 @@ function strike(round) {
   const lines = new Map(); // a line -> how often it came
   let { withdrawn = "" } = round; // the end of what was held back before the drafts
   for (const { member, text, kept = 0, held_back = "", check, reason } of list(round.rejected).filter((one) => !one.is_shown)) {
-    const takenBack = text && !kept && held_back.endsWith(round.withdrawn ?? "") ? round.withdrawn ?? "" : "";
+    // A check that has judged some of the held back text has less of it; drafts after the cut do not follow what was withdrawn.
+    const before = held_back && (round.withdrawn ?? "").endsWith(held_back) ? round.withdrawn : held_back;
+    const takenBack = text && !kept && before.endsWith(round.withdrawn ?? "") ? round.withdrawn ?? "" : "";
     if (takenBack) withdrawn = "";
-    const stands = held_back.length - takenBack.length + kept;
-    const all = text && held_back + text;
+    const stands = before.length - takenBack.length + kept;
+    const all = text && before + text;
     const line = JSON.stringify([member, all.slice(0, stands), all.slice(stands), `${check}: ${reason}`]);
     lines.set(line, (lines.get(line) ?? 0) + 1);
   }
