@@ -21,7 +21,11 @@ TIMEOUT_S = 60.0
 """The default time limit: a model may have to be loaded before it answers."""
 REACH = 500
 """A longer sentence before the one that is judged is left out."""
-_ANSWER = re.compile(r"[\s\W_]*(yes|no)\b", re.IGNORECASE)
+_ANSWER = re.compile(
+    r"[\W_]*(?:answer[\W_]+)?(yes|no)(?![^\W_])(?!\W*(?:[/|]|\bor\b)\W*(?:yes|no)\b)",
+    re.IGNORECASE,
+)
+"""Yes or no, but not "yes or no"."""
 _SHOWN = 120
 PROMPT = """\
 Judge one sentence of a text. The question about it:

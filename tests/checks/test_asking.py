@@ -140,17 +140,24 @@ async def test_sentences_that_wait_are_asked_about_at_the_same_time(way: str) ->
 
 
 @pytest.mark.parametrize(
-    ("yes", "no"), [("yes.", "NO"), ("**YES**", "no, it does not"), (" Yes\n", '"No"')]
+    ("yes", "no"),
+    [
+        ("yes.", "NO"),
+        ("**YES**", "no, it does not"),
+        (" Yes\n", '"No"'),
+        ("Answer: Yes", "**Answer:** No. No advice is given."),
+    ],
 )
 def test_an_answer_is_read_in_any_spelling(yes: str, no: str) -> None:
     assert answering(judge(yes=yes, no=no), TEXT, OTHER).invoke("?").text == OTHER
 
 
+@pytest.mark.parametrize("reply", ["Nobody can tell.", "Yes/No", "**No** or **yes**"])
 @pytest.mark.parametrize("way", WAYS)
-async def test_an_answer_that_is_neither_yes_nor_no_is_a_broken_check(way: str) -> None:
+async def test_an_answer_that_is_neither_yes_nor_no_is_a_broken_check(way: str, reply: str) -> None:
     with pytest.raises(CheckError) as caught:
-        await text_of(answering(judge(no="Nobody can tell."), TEXT), way)
-    assert "'Nobody can tell.', neither yes nor no" in str(caught.value)
+        await text_of(answering(judge(no=reply), TEXT), way)
+    assert f"{reply!r}, neither yes nor no" in str(caught.value)
     assert "-> ask for yes or no" in str(caught.value)
     assert caught.value.text == ""
 
