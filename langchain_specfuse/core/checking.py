@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from ..errors import CheckError, advised, amount
-from .answer import Answer
+from .answer import Answer, is_safe
 from .checks import (
     Check,
     CheckAsk,
@@ -558,7 +558,8 @@ class Checking:
         places = self._cuts(item, fault.place)
         if fault.span is not None:
             start = self._start_of(item, fault)
-            return max((at for at in places if at <= start and is_apart(text, at)), default=least)
+            apart = [at for at in places if is_apart(text, at) or is_safe(text, at)]
+            return max((at for at in apart if at <= start), default=least)
         tried = [place for place in places if place > mark]
         low, high = -1, len(tried)  # tried[low] passes, tried[high] fails
         while high - low > 1:

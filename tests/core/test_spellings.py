@@ -199,6 +199,13 @@ def test_a_draft_that_spells_a_refused_text_does_not_win():
     assert played.text == "Write to us. Or call."
 
 
+def test_a_chinese_sentence_is_kept_up_to_the_match():
+    """There are no spaces, so the whole sentence was withdrawn."""
+    scripts = ("你好。电话是秘密项目吗？不是。", "公开项目吗？不是。")
+    played = play({"a": writer(*scripts, size=50)}, settings(checks.forbids("秘密项目")))
+    assert played.text == "你好。电话是公开项目吗？不是。"
+
+
 def test_the_reason_says_that_it_is_another_spelling():
     scripts = (f"Write to {ADDRESS}.", " Ann.Smith@Example.com.", " us.")
     played = play({"a": writer(*scripts, size=60)}, settings(checks.forbids(ADDRESS)))
