@@ -15,9 +15,10 @@ from ..errors import UsageError, advised, meant
 from ..user_code import add_to_path, named_in_file
 
 HELP = (
-    "a check that every text must pass before it is shown: forbids:PATTERN, requires:PATTERN, "
-    "max_words:N, max_sentences:N, lowercase, grounded, python, json_schema:FILE, or a function of "
-    "your own: FILE.py:FUNCTION or MODULE:FUNCTION (repeatable)"
+    "a check that every text must pass before it is shown: forbids:PATTERN, redact:PATTERN "
+    "(replaces what matches), requires:PATTERN, max_words:N, max_sentences:N, lowercase, grounded, "
+    "python, json_schema:FILE, or a function of your own: FILE.py:FUNCTION or MODULE:FUNCTION "
+    "(repeatable)"
 )
 EXAMPLE = "for example --check forbids:guarantee or --check rules.py:my_check"
 
