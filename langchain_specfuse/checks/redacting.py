@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 from ..core.checks import Check, word_start
 from ..core.redacting import REACH
@@ -20,12 +21,27 @@ LEAST = 6
 """Texts with fewer letters and digits are not searched for in other spellings: "It's hot" is not
 "shot"."""
 
+_OTHER_NAMES = {
+    "mail": "email",
+    "mailaddress": "email",
+    "emailaddress": "email",
+    "creditcard": "card",
+    "cardnumber": "card",
+    "creditcardnumber": "card",
+    "ipaddress": "ip",
+    "phonenumber": "phone",
+    "telephone": "phone",
+    "telephonenumber": "phone",
+}
+"""Other names of the kinds of personal data, in one writing."""
+
 
 def redact(pattern: str | re.Pattern[str] | PersonalPattern, with_: str = "[redacted]") -> Check:
     """Replace everything that matches, instead of asking for another text.
 
     ``pattern`` is a kind of personal data (``EMAIL``, ``CARD``, ``IBAN``, ``IP``, ``PHONE``, or the
-    name of one: ``"email"``) or a regular expression.
+    name of one: ``"email"``) or a regular expression. Other names of these kinds, such as
+    ``"mails"``, are refused: to redact this word, pass ``re.compile("mails")``.
 
     >>> redact("email"), redact("email").redacts.found("Write to ann@example.com now", 0)
     (<check redact(email) at every segment>, ([(9, 24)], 25))
@@ -44,7 +60,7 @@ def redact(pattern: str | re.Pattern[str] | PersonalPattern, with_: str = "[reda
         )
         raise advised(error, "for example checks.redact('email', with_='[address]')")
     if isinstance(pattern, str):
-        pattern = PERSONAL.get(pattern, pattern)
+        pattern = PERSONAL.get(pattern.lower()) or _not_a_kind(pattern)
     rule: RedactsPersonal | RedactsMatches
     if isinstance(pattern, PersonalPattern):
         rule, name = RedactsPersonal(pattern, with_), pattern.name
@@ -56,6 +72,23 @@ def redact(pattern: str | re.Pattern[str] | PersonalPattern, with_: str = "[reda
         )
     return Check(
         rule, f"redact({name})", judges_calls=False, identity=repr(rule), private=True, redacts=rule
+    )
+
+
+def _not_a_kind(pattern: str) -> str:
+    """The pattern, unless it is probably meant as the name of a kind of personal data."""
+    word = re.sub(r"[\s_-]", "", pattern.lower())
+    singular = {word, word.removesuffix("s"), word.removesuffix("es")}
+    meant = [_OTHER_NAMES.get(name, name) for name in singular]
+    kinds = [name for name in meant if name in PERSONAL]
+    if not kinds and len(word) > 4:
+        kinds = get_close_matches(word, PERSONAL, n=1, cutoff=0.8)
+    if not kinds:
+        return pattern
+    names = ", ".join(map(repr, PERSONAL))
+    error = UsageError(f"redact({pattern!r}) would redact only this word; the kinds are {names}")
+    raise advised(
+        error, f"did you mean {kinds[0]!r}? To redact this very word, pass re.compile(...)"
     )
 
 
