@@ -13,11 +13,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..constraints import arguments_schema, check, fault, preload, referee_for
+from ..core.checks import Check
 from ..core.values import CallFormat, Constraint, Tool
 from ..errors import UsageError, advised
 from .functions import on_event_loop
 from .messages import refuse_broken
 from .options import STRUCTURED, Call
+from .redacted import redacted_format, redacted_schema
 from .references import are_chat_models, has_chat_model
 from .schemas import WRAPPED, is_providers, is_schema, openai_tools, schema_of, titled
 
@@ -41,6 +43,8 @@ class Shape:
     """Whether the answer may be several calls."""
     text: Constraint | None = None
     """The format of an answer that is not a call; None for prose."""
+    rules: tuple[Check, ...] = ()
+    """What is redacted in the answer."""
     strict: frozenset[str] = frozenset()
     """The tools whose calls must all be valid."""
 
@@ -48,7 +52,7 @@ class Shape:
         """What is wrong with a finished call under the schema of its tool; empty if it is valid."""
         for tool in self.tools:
             if tool.name == name:
-                return fault(_dumped(arguments_schema(json.loads(tool.parameters))), arguments)
+                return fault(_dumped(arguments_schema(self._parameters(tool))), arguments)
         return ""
 
     @property
@@ -59,17 +63,21 @@ class Shape:
     def constraint(self, format: CallFormat = COMMON) -> Constraint | None:
         """The constraint for this shape, with calls in this format; None if every text is
         allowed."""
+        text = redacted_format(self.text, self.rules)
         if not self.tools:
-            return self.text
-        tools = [
-            {"name": tool.name, "parameters": json.loads(tool.parameters)} for tool in self.tools
-        ]
+            return text
+        tools = [{"name": tool.name, "parameters": self._parameters(tool)} for tool in self.tools]
         body = {"tools": tools, "parallel": self.parallel, **asdict(format)}
         calls = Constraint("calls", _dumped(body))
         if self.forced:
             return calls
-        kinds = [calls, self.text] if self.text else [Constraint("prose"), calls]
+        kinds = [calls, text] if text else [Constraint("prose"), calls]
         return Constraint("any_of", _dumped([[kind.kind, kind.body] for kind in kinds]))
+
+    def _parameters(self, tool: Tool) -> Any:
+        """The schema of a tool's arguments, which may also be redacted."""
+        schema = json.loads(tool.parameters)
+        return redacted_schema(schema, self.rules) if self.rules else schema
 
 
 def shape_of(call: Call, stop: Sequence[str] = ()) -> Shape:
@@ -78,7 +86,8 @@ def shape_of(call: Call, stop: Sequence[str] = ()) -> Shape:
     ``stop`` are the stop strings of the call. Those of the chat model are not checked here, because
     they apply to prose only.
     """
-    shape = Shape(*_calls(call), _text_constraint(call))
+    rules = tuple(check for check in call.checks if check.redacts is not None)
+    shape = Shape(*_calls(call), _text_constraint(call), rules)
     _refuse_conflicts(shape, call, stop)
     constraint = shape.constraint()
     if constraint is None:

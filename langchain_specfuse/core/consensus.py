@@ -126,7 +126,7 @@ def answers(query: Query, settings: Settings, panel: Panel, referee: Referee = F
 
     clock = Clock(Budget.of(settings.max_calls, settings.max_cost))
     checking = Checking(settings)
-    redacting = Redacting(settings.checks, query)
+    redacting = Redacting(settings.checks, query.rewrite)
     checking.begin_round()
     drafts: dict[str, Draft] = {}
     waiting = voters(panel, settings.samples, cheapest_first=first_wins)

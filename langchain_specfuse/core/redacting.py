@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 from .answer import first_stop
 from .checks import Check, Redaction, word_start
-from .values import BUDGET, REFUSAL, Ask, Draft, DraftJob, Failure, Query, Reply, Segment
+from .values import BUDGET, REFUSAL, Ask, Draft, DraftJob, Failure, Reply, Segment
 
 Edits: TypeAlias = "Sequence[tuple[int, int, str]]"
 """Which characters of a text are replaced, in order, and by what."""
@@ -45,10 +45,10 @@ class _Own:
 class Redacting:
     """The redactions of one answer."""
 
-    def __init__(self, checks: Sequence[Check], query: Query) -> None:
+    def __init__(self, checks: Sequence[Check], rewrite: Any = None) -> None:
         self._rules: list[Redaction] = [check.redacts for check in checks if check.redacts]
         self._with = self._rules[0].with_ if self._rules else ""
-        self._rewrite = query.rewrite
+        self._rewrite = rewrite
         self._own: dict[str, _Own] = {}
 
     def asked(self, ask: Ask, stop: Sequence[str]) -> Generator[Ask, Any, dict[str, Reply]]:
@@ -87,6 +87,12 @@ class Redacting:
                 return text if redacted == value else json.dumps(redacted, ensure_ascii=False)
         edits, _ = self._edits("", text)
         return _edited(text, edits)
+
+    def value(self, value: Any) -> Any:
+        """Data, such as a part of a provider's reply, with all their texts redacted."""
+        if isinstance(value, str):
+            return self.text(value)
+        return self._value(value)
 
     # --- jobs -------------------------------------------------------------------------------------
 
@@ -153,7 +159,7 @@ class Redacting:
         if draft.parts and self._rewrite is not None:
             of_thought = None if thought == draft.thought else thought
             parts, waiting = self._rewrite(
-                draft.parts, cut, edits, new, self._strings, of_thought, is_last
+                draft.parts, cut, edits, new, self.value, of_thought, is_last
             )
             first = replace(first, parts=tuple(parts))
             own.rest = replace(own.rest, parts=tuple(waiting))
@@ -169,7 +175,10 @@ class Redacting:
         for rule in self._rules:
             spans, pending = rule.found(before + text, start)
             begun = min(begun, max(pending, start))
-            found += [(max(first, start) - start, end - start, rule.with_) for first, end in spans]
+            for first, end in spans:
+                if first < start:  # its first words were shown, and the space after them stays
+                    first = min(start + len(text) - len(text.lstrip()), end - 1)
+                found.append((first - start, end - start, rule.with_))
         edits: list[tuple[int, int, str]] = []
         for first, end, with_ in sorted(found, key=lambda edit: (edit[0], -edit[1])):
             if edits and first < edits[-1][1]:
@@ -179,17 +188,11 @@ class Redacting:
                 edits.append((first, end, with_))
         return edits, begun - start
 
-    def _strings(self, value: Any) -> Any:
-        """A value of a provider's reply, with all its texts redacted."""
-        if isinstance(value, str):
-            return self.text(value)
-        return self._value(value)
-
     def _value(self, value: Any) -> Any:
         if isinstance(value, Mapping):
-            return {self._key(key): self._strings(item) for key, item in value.items()}
+            return {self._key(key): self.value(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
-            return [self._strings(item) for item in value]
+            return [self.value(item) for item in value]
         if isinstance(value, int | float) and not isinstance(value, bool):
             text = str(value)
             redacted = self.text(text)

@@ -63,7 +63,7 @@ def rounds(query: Query, settings: Settings, panel: Panel, referee: Referee = FR
     answer = Answer(stop=settings.stop_strings, budget=tokens, hold=query.hold)
     clock = Clock(Budget.of(settings.max_calls, settings.max_cost))
     checking = Checking(settings)
-    redacting = Redacting(settings.checks, query)
+    redacting = Redacting(settings.checks, query.rewrite)
     answer = checking.begun(answer)
     for number in count(1):
         before, panel = panel, panel.without_absent()

@@ -139,6 +139,12 @@ def test_a_pattern_of_ones_own_and_another_replacement() -> None:
     ]
 
 
+def test_the_space_after_the_shown_words_of_a_match_stays() -> None:
+    member = ScriptedMember("The project Blue Falcon 17 starts.")
+    llm = model(member, rules=[checks.redact(r"Blue Falcon \d+", "[p]")], segment_tokens=1)
+    assert llm.invoke("What?").text == "The project Blue [p] starts."
+
+
 def test_plain_text_is_found_in_other_spellings() -> None:
     rules = [checks.redact("Crimson Falcon 7")]
     text = (
@@ -229,6 +235,50 @@ def test_objects_stay_valid() -> None:
     assert found == {"mail": "[redacted]", "age": 41}
 
 
+ANN = "ann.smith@example.com"
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"type": "string", "enum": [ANN]},
+        {"type": "string", "enum": [ANN, "bob@example.com", "none"]},
+        {"const": ANN},
+        {"type": "string", "format": "email"},
+        {"type": "string", "pattern": r"^[a-z.@]+$"},
+        {"type": "string", "minLength": 12, "maxLength": 30},
+        {"anyOf": [{"type": "string", "format": "email"}, {"type": "null"}]},
+    ],
+)
+def test_an_object_is_redacted_where_its_schema_allows_only_data(field: dict[str, Any]) -> None:
+    """The schema forced the address, or the answer ended before it."""
+    schema = {
+        "title": "Person",
+        "type": "object",
+        "properties": {"mail": field, "age": {"type": "integer"}},
+        "required": ["mail", "age"],
+    }
+    format = {"type": "json_schema", "json_schema": {"name": "Person", "schema": schema}}
+    llm = model(ScriptedMember({"mail": ANN, "age": 41})).bind(response_format=format)
+    assert "".join(texts(llm)) == '{"mail": "[redacted]", "age": 41}'
+    message = llm.invoke("Who?")
+    assert message.text == '{"mail": "[redacted]", "age": 41}'
+    assert message.response_metadata["finish_reason"] == "stop"
+
+
+def test_a_choice_is_redacted() -> None:
+    llm = model(ScriptedMember(ANN)).bind(choice=[ANN, "bob@example.com"])
+    assert "".join(texts(llm)) == "[redacted]"
+    llm = model(ScriptedMember("none")).bind(choice=[ANN, "none"])
+    assert llm.invoke("Who?").text == "none"
+
+
+@pytest.mark.parametrize("option", [{"regex": ".*"}, {"grammar": 'start: "a"'}])
+def test_a_pattern_for_the_whole_answer_is_refused_before_any_request(option: Any) -> None:
+    with pytest.raises(UsageError, match=r"redact\(email\) cannot be combined with"):
+        model(ScriptedMember(ANN)).invoke("Who?", **option)
+
+
 class Person(BaseModel):
     mail: str
 
@@ -317,3 +367,18 @@ def test_wrong_uses_say_what_to_do() -> None:
         checks.redact("email", '"')
     with pytest.raises(UsageError, match="matches an empty text"):
         checks.redact("x*")
+
+
+@pytest.mark.parametrize(
+    "name", ["e-mail", "emails", "mail", "cards", "credit_card", "phones", "emial", "IP address"]
+)
+def test_a_word_that_is_meant_as_a_kind_is_refused(name: str) -> None:
+    """It redacted only this word, and said nothing."""
+    with pytest.raises(UsageError, match="the kinds are 'email', 'card', 'iban', 'ip', 'phone'"):
+        checks.redact(name)
+    llm = model(ScriptedMember(f"An {name} is here."), rules=[checks.redact(re.compile(name))])
+    assert llm.invoke("What?").text == "An [redacted] is here."
+
+
+def test_names_of_kinds_may_be_written_in_capital_letters() -> None:
+    assert checks.redact("EMAIL") == checks.redact("email")
