@@ -1,4 +1,4 @@
-"""What a format allows if the answer is redacted: the text as a member writes it, and redacted.
+"""Formats that also allow redacted text.
 
 The members and the referee judge the redacted text, so a format that does not allow it would end
 the answer there.
@@ -79,7 +79,7 @@ def _allowing(schema: Any, redacting: Redacting, replacements: Sequence[str]) ->
 
 
 def _with_any_type(new: dict[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema without its type if a value that it allows has another one now."""
+    """The schema without its type if a value that it allows has another type now."""
     is_same = new.get("enum") == schema.get("enum") and new.get("const") == schema.get("const")
     return new if is_same else {key: value for key, value in new.items() if key != "type"}
 

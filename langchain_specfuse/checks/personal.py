@@ -125,7 +125,8 @@ _UNSEEN = re.compile("[\u00ad\u200b-\u200f\u2060-\u2064\ufe00-\ufe0f\ufeff]")
 UNSPACED = "\u2e80-\u303e\u3041-\u30ff\u31f0-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 """Characters of scripts without spaces. Each counts as a word, as in word processors."""
 _BESIDE = re.compile(f"[{UNSPACED}\uac00-\ud7a3]")
-"""Characters that stand beside data without a space, and belong to none: Korean particles, too."""
+"""Characters that may be next to data without a space and are no part of it, such as Korean
+particles."""
 
 
 class _Plain(dict[int, str]):

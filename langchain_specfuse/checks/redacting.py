@@ -33,7 +33,7 @@ _OTHER_NAMES = {
     "telephone": "phone",
     "telephonenumber": "phone",
 }
-"""Other names of the kinds of personal data, in one writing."""
+"""Other names of the kinds of personal data, in small letters without spaces."""
 
 
 def redact(pattern: str | re.Pattern[str] | PersonalPattern, with_: str = "[redacted]") -> Check:

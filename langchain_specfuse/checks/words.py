@@ -31,8 +31,9 @@ _PLAIN = re.compile(f"(?:{_CHARACTER.pattern})+")
 
 def forbids(pattern: str | re.Pattern[str] | PersonalPattern) -> Check:
     """The answer contains nothing that matches this regular expression, or this kind of personal
-    data: ``EMAIL``, ``CARD``, ``IBAN``, ``IP`` or ``PHONE`` of this module. A text is never a kind:
-    ``forbids("email")`` forbids this word, ``forbids(checks.EMAIL)`` addresses.
+    data: ``EMAIL``, ``CARD``, ``IBAN``, ``IP`` or ``PHONE`` of this module. A text is never
+    the name of a kind: ``forbids("email")`` forbids this word, ``forbids(checks.EMAIL)`` forbids
+    addresses.
 
     >>> check = forbids("(?i)guarantee")
     >>> check.name, check.function("We Guarantee it.")

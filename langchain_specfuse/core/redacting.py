@@ -89,7 +89,7 @@ class Redacting:
         return _edited(text, edits)
 
     def value(self, value: Any) -> Any:
-        """Data, such as a part of a provider's reply, with all their texts redacted."""
+        """A value, such as a part of a provider's reply, with all of its texts redacted."""
         if isinstance(value, str):
             return self.text(value)
         return self._value(value)
