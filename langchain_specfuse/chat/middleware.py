@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import re
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 from langchain.agents.middleware import AgentMiddleware, ModelRequest, ModelResponse
 from langchain_core.language_models import BaseChatModel
 
 from ..core.checks import as_checks
-from ..errors import UsageError, advised
+from ..errors import CheckError, UsageError, advised
 from .model import SpecFuseChatModel
+
+_ADD = re.compile(r"add a member( that can take over, such as a \.gguf file)?")
+_ANOTHER = "name ModelFallbackMiddleware(other) before SpecFuseChecks"
 
 
 class SpecFuseChecks(AgentMiddleware[Any, Any]):
@@ -20,7 +25,8 @@ class SpecFuseChecks(AgentMiddleware[Any, Any]):
     ``create_agent(ChatOpenAI(...), tools, middleware=[SpecFuseChecks([checks.forbids("sorry")])])``
 
     Name it last: a middleware after it that replaces the model, as ``ModelFallbackMiddleware``
-    does, would replace the checked one. Those before it get a :class:`.CheckError` as the error of
+    does, would replace the checked one. Give all checks in one list: an agent takes each middleware
+    only once. Those before it get a :class:`.CheckError` as the error of
     the model call. The arguments are fields of :class:`.SpecFuseChatModel`.
     """
 
@@ -47,7 +53,8 @@ class SpecFuseChecks(AgentMiddleware[Any, Any]):
         handler: Callable[[ModelRequest], ModelResponse[Any]],
     ) -> ModelResponse[Any]:
         """Let a model with checks answer."""
-        return handler(request.override(model=self._checked(request.model)))
+        with _advising(request.model):
+            return handler(request.override(model=self._checked(request.model)))
 
     async def awrap_model_call(
         self,
@@ -55,7 +62,8 @@ class SpecFuseChecks(AgentMiddleware[Any, Any]):
         handler: Callable[[ModelRequest], Awaitable[ModelResponse[Any]]],
     ) -> ModelResponse[Any]:
         """``wrap_model_call`` for asyncio."""
-        return await handler(request.override(model=self._checked(request.model)))
+        with _advising(request.model):
+            return await handler(request.override(model=self._checked(request.model)))
 
     def _checked(self, model: BaseChatModel) -> BaseChatModel:
         last = self._last
@@ -73,6 +81,19 @@ class SpecFuseChecks(AgentMiddleware[Any, Any]):
             profile={"structured_output": False, **(model.profile or {})},
             **self._options,
         )
+
+
+@contextmanager
+def _advising(model: BaseChatModel) -> Iterator[None]:
+    """Let an error advise what an agent can do: it has no list of members."""
+    try:
+        yield
+    except CheckError as error:
+        if not isinstance(model, SpecFuseChatModel):
+            # without the advice of a member that could not go on
+            error.args = (re.sub(r"\n-> .*\)$", ")", error.message),)
+            error.notes = tuple(_ADD.sub(_ANOTHER, note) for note in error.notes)
+        raise
 
 
 class _Checked(SpecFuseChatModel):

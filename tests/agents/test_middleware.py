@@ -385,6 +385,18 @@ async def test_an_ensemble_gets_the_checks_in_addition_to_its_own(way: str) -> N
     assert len(llm.checks) == 1
 
 
+@pytest.mark.parametrize("way", WAYS)
+async def test_an_error_advises_another_model_and_no_member(way: str) -> None:
+    """After a redaction, this model cannot continue its text."""
+    for rules in ([PROMISE], [PROMISE, checks.redact("paid")]):
+        agent = agent_of(speaks(AIMessage("It is paid. We guarantee it.")), *rules, tools=())
+        with pytest.raises(CheckError) as caught:
+            await run(agent, way)
+        assert ("it starts over)" in str(caught.value)) == (len(rules) == 2)
+        assert "name ModelFallbackMiddleware(other) before" in caught.value.notes[0]
+        assert "member" not in str(caught.value).replace("no member is left", "")
+
+
 def test_only_raise_and_end_are_for_agents() -> None:
     with pytest.raises(ValueError, match="whole answers"):
         Middleware([PROMISE], on_failure="keep")  # type: ignore[arg-type]
