@@ -248,8 +248,7 @@ class Checking:
 
     def _is_told(self, name: str, panel: Panel) -> bool:
         """Whether this member reads messages, and cannot exclude tokens instead."""
-        able = [member.name for member in panel.members if member.native and not member.excludes]
-        return self._settings.feedback and name in able
+        return self._settings.feedback and _only_continues(name, panel)
 
     def _remark(self, fault: Fault, text: str, calls: Sequence[ToolCall]) -> None:
         """Remember what a check has refused. With a private check among the checks, neither the
@@ -518,13 +517,14 @@ class Checking:
 
         author = max(written, key=rank)
         item, fault, cut = written[author], faults[author], cuts[author]
-        is_told = self._is_told(self._writer_at(item, cut).author, panel)
-        is_new = self._makes_progress(fault, cut, item.marks, is_told)
+        writer = self._writer_at(item, cut).author
+        is_told = self._is_told(writer, panel)
+        rest = self._shown_at(item, cut) if _only_continues(writer, panel) else cut
+        is_new = self._makes_progress(fault, rest, item.marks, is_told)
         refused = self._refused_by(item, fault)
         if refused is not None:
             refused.times = refused.times + 1 if self._is_there(refused, item, fault) else 1
             refused.place = cut
-        self._remark(fault, item.after.text[cut : fault.end], item.after.calls)
         self._exclude(item, cut, fault, panel, is_told=is_told)
         redrafts = self._redrafts(fault, is_told)
         if not is_new and (self._others_asked or self._attempts > redrafts):
@@ -536,6 +536,8 @@ class Checking:
                 if is_told and fault.check.at == "call":
                     attempts, advice = amount(redrafts, "further request"), "add a member"
                 return (yield from self._give_up(answer, fault, attempts, advice))
+            if all(_only_continues(name, panel) for name in self._only or ()):
+                rest = self._shown_at(item, cut)
         else:
             if is_told:
                 is_limit = yield from self._refuses_all(item, cut, fault)
@@ -544,15 +546,44 @@ class Checking:
             ended = (yield from self._ended(item, cut, fault)) if is_limit else None
             if ended is not None:
                 return ended
-        return (yield from self._restart(item, cut))
+        if rest < cut and self._redraft is not None:
+            self._redraft = replace(self._redraft, at=rest, excluded={})
+        # a whole new answer is asked for with all that is dropped
+        start, end = (cut, fault.end) if rest else (0, fault.place)
+        self._remark(fault, item.after.text[start:end], item.after.calls)
+        return (yield from self._restart(item, rest))
+
+    def _shown_at(self, item: Continuation, cut: int) -> int:
+        """How much of the text before the cut is shown, or will be if the draft is cut there. A
+        chat model continues only that: the request says that the reader has seen the text, and the
+        words before a fault may allow no other end of the sentence."""
+        writer = self._writer_at(item, cut)
+        part = _part_of(writer.draft, cut - len(writer.before.text))
+        kept = writer.before.plus(part.segment({})) if part.text else writer.before
+        return max(self._hold(kept, writer.marks), self._least(item))
+
+    def _least(self, item: Continuation) -> int:
+        """The place before which nothing can be cut: what is shown, or what a constraint forces
+        before the first draft."""
+        first = [*self._held_back, item][0]
+        return max(item.before.shown, len(first.before.text))
+
+    def _hold(self, answer: Answer, marks: Marks) -> int:
+        """The place from which on text is held back, if what precedes it has passed."""
+        holds = [_places(check, answer, marks[check.name])[1] for check in self._checks]
+        hold = min(holds, default=len(answer.text))
+        if answer.finish is None:
+            spellings = [it.spelling for it in self._spelled if it.spelling.is_distinct]
+            ends = [spelling.pending(answer.text[:hold]) for spelling in spellings]
+            if min(ends, default=hold) < hold:
+                hold = word_start(answer.text, min(ends))
+        return hold
 
     def _cut_of(self, item: Continuation, fault: Fault) -> Steps:
         """Where to cut this draft, or the held back text before it, so that the rest passes."""
         mark = item.marks[fault.check.name]
         text = item.after.text[: fault.place]
-        # text that a constraint forces may precede the first draft
-        first = [*self._held_back, item][0]
-        least = max(item.before.shown, len(first.before.text))
+        least = self._least(item)
         if fault.check.at not in SEARCHED:
             return max(_unit_start(fault, text, item.after), least)
         places = self._cuts(item, fault.place)
@@ -853,14 +884,7 @@ class Checking:
         item = Continuation(before, self._marks, draft, author, after)
         self._marks = self._passed.get(author, self._marks)
         self._passed = {}
-        holds = [_places(check, after, self._marks[check.name])[1] for check in self._checks]
-        hold = min(holds, default=len(after.text))
-        if after.finish is None:
-            spellings = [it.spelling for it in self._spelled if it.spelling.is_distinct]
-            ends = [spelling.pending(after.text[:hold]) for spelling in spellings]
-            if min(ends, default=hold) < hold:
-                hold = word_start(after.text, min(ends))
-        hold = max(hold, before.shown)
+        hold = max(self._hold(after, self._marks), before.shown)
         shown = min(after.shown, hold)
         released = after.text[before.shown : shown]
         answer = replace(after, shown=shown, verified=shown, released=released)
@@ -965,6 +989,12 @@ def _part_of(draft: Draft, at: int) -> Draft:
         logprobs=draft.logprobs and draft.logprobs[:count],
         ends=draft.ends and draft.ends[:count],
     )
+
+
+def _only_continues(name: str, panel: Panel) -> bool:
+    """Whether this member is a chat model, which reads messages and cannot exclude tokens."""
+    able = [member.name for member in panel.members if member.native and not member.excludes]
+    return name in able
 
 
 def _begins_word(text: str, before: str) -> bool:

@@ -24,7 +24,7 @@ from .test_native import KINDS, answered, chat_model, text_of, turns_of, weather
 
 QUESTION = "What do you offer?"
 BAD = Reply([Text("We offer", " a guarantee", " of quality.")])
-BEGUN, REST = "We offer a", " fair price."
+BEGUN, REST = "We offer", " a fair price."
 TOLD = "because it was refused"
 REASON = "contains 'guarantee'"
 PARIS, ROME = Call("weather", ('{"city": "Paris"}',)), Call("weather", ('{"city": "Rome"}',))
@@ -132,7 +132,8 @@ def test_what_a_private_check_refuses_reaches_no_model(
     def no_guarantee(text: str) -> str | None:
         return f"says {text!r}" if "guarantee" in text else None
 
-    server = server_of(kind, BAD, BAD, BAD, Reply([Text(REST)]))
+    last = Text(BEGUN + REST) if beside else Text(REST)  # nothing is shown before the end
+    server = server_of(kind, BAD, BAD, BAD, Reply([last]))
     rules = [Check(no_guarantee, "no secrets", private=not beside)]
     if beside:
         rules.append(Check(lambda text: None, "others", "answer", private=True))
@@ -140,7 +141,7 @@ def test_what_a_private_check_refuses_reaches_no_model(
     assert message.text == BEGUN + REST
     for body in server.asked[1:]:
         assert "guarantee" not in json.dumps(body)
-        assert "refused: a text (it broke the rule 'no secrets')" in "".join(told_in(body))
+        assert "it broke the rule 'no secrets'" in json.dumps(body)
 
 
 def test_without_feedback_samples_are_drawn(server_of: Any) -> None:
@@ -156,10 +157,9 @@ def test_redrafts_counts_requests_before_the_reserve_is_asked(
 ) -> None:
     """The reserve is told, too."""
     lead = server_of("openai", BAD, Reply([Text(" guarantee.")]))
-    reserve = server_of("anthropic", Reply([Text(REST)]))
+    reserve = server_of("anthropic", Reply([Text(" advice.")]))
     models = chat_model("openai", lead.url), chat_model("anthropic", reserve.url)
-    begun = BEGUN if redrafts else "We offer"  # after the second time, more is withdrawn
-    assert led(*models, redrafts=redrafts).invoke(QUESTION).text == begun + REST
+    assert led(*models, redrafts=redrafts).invoke(QUESTION).text == f"{BEGUN} advice."
     assert len(lead.asked) == 1 + (redrafts or 2) and len(reserve.asked) == 1
     assert all(map(told_in, lead.asked[1:] + reserve.asked))
     first, *others = [body.get("temperature") for body in lead.asked[1:]]
@@ -187,7 +187,7 @@ def test_a_later_fault_is_told_with_the_earlier_ones_and_the_stream_goes_on(
     server = server_of(
         "openai",
         BAD,
-        Reply([Text(" fair price,", " and good", " advice, and", " bad", " coffee.")]),
+        Reply([Text(" a fair price,", " and good", " advice, and", " bad", " coffee.")]),
         Reply([Text(" tea", " too.")]),
     )
     rules = [checks.forbids("guarantee"), checks.forbids("bad")]
@@ -205,6 +205,61 @@ def test_in_a_vote_a_chat_model_is_told_and_its_stream_stays_open(server_of: Any
     assert "guarantee" not in message.text
     drafts = [body for body in server.asked if "Continuations:" not in json.dumps(body)]
     assert len([body for body in drafts if told_in(body)]) == 1
+
+
+HOURS = "The library opens at 9:00."
+IN_2025 = Reply([Text("In 2025 it", " opens at 9:00. Bye.")])
+
+
+def no_year(text: str) -> Any:
+    at = text.find("2025")
+    return None if at < 0 else checks.fault("names a year", at, at + 4)
+
+
+@pytest.mark.parametrize("has_reserve", [False, True])
+@pytest.mark.parametrize(
+    "rule", [checks.grounded([HOURS]), checks.at("sentence", no_year)], ids=["grounded", "span"]
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sentence_that_nobody_has_seen_is_written_anew(
+    server_of: Any, kind: Kind, rule: Check, has_reserve: bool
+) -> None:
+    good = Reply([Text(f"{HOURS} Bye.")])
+    server = server_of(kind, IN_2025, *[IN_2025] * (2 * has_reserve), good)
+    members = [chat_model(kind, server.url)]
+    if has_reserve:
+        reserve = server_of("openai", good)
+        members.append(chat_model("openai", reserve.url))
+    assert led(*members, checks=[rule]).invoke("When?").text == f"{HOURS} Bye."
+    for body in [*server.asked[1:], *(reserve.asked if has_reserve else ())]:
+        _, refused, again = turns_of(body)
+        assert text_of(refused) == "In 2025 it opens at 9:00."
+        assert text_of(again).startswith("This answer cannot be used: ")
+        assert "has seen" not in json.dumps(body)
+    assert len(server.asked) == (3 if has_reserve else 2)
+
+
+def test_only_what_is_shown_is_continued(server_of: Any) -> None:
+    server = server_of("openai", Reply([Text("It costs $5 a day.")]), Reply([Text(" little.")]))
+    model = led(chat_model("openai", server.url), checks=[checks.forbids("5")])
+    assert model.invoke("How much?").text == "It costs little."
+    assert text_of(turns_of(server.asked[1])[1]) == "It costs"
+
+
+def test_a_chat_model_that_takes_over_continues_only_what_is_shown(server_of: Any) -> None:
+    server = server_of("openai", Reply([Text(f"{HOURS} Bye.")]))
+    local = ScriptedMember("In 2025 it opens at 9:00. Bye.", name="local")
+    model = led(local, chat_model("openai", server.url), checks=[checks.grounded([HOURS])])
+    assert model.invoke("When?").text == f"{HOURS} Bye."
+    (body,) = server.asked
+    assert "In" not in [text_of(turn) for turn in turns_of(body)]
+
+
+def test_dropping_unseen_text_again_and_again_ends(server_of: Any) -> None:
+    server = server_of("openai", IN_2025, *[Reply([Text("It was 2025 then. Bye.")])] * 9)
+    with pytest.raises(CheckError, match="redrafts=2 in a row") as caught:
+        led(chat_model("openai", server.url), checks=[checks.grounded([HOURS])]).invoke("When?")
+    assert caught.value.text == "" and len(server.asked) == 3
 
 
 # --- calls ------------------------------------------------------------------------------------------
@@ -255,6 +310,25 @@ def test_a_call_that_is_refused_twice_without_a_reserve_fails(server_of: Any) ->
     server.begin(Reply([Text(LOOKS), PARIS]), Reply([PARIS]))
     ended = model.bind(on_failure="end").invoke("The weather?")
     assert ended.text == LOOKS and not ended.tool_calls
+
+
+# --- reasons ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        ("Never name a price.", "Never name a price. Write"),
+        ("names a price", "names a price. Write"),
+        ("Who asked?", "Who asked? Write"),
+        ('a model says yes to: "Is it rude?"', 'to: "Is it rude?". Write'),
+    ],
+)
+def test_no_mark_is_doubled_after_a_reason(server_of: Any, reason: str, said: str) -> None:
+    rule = checks.at("answer", lambda text: reason if "$" in text else None)
+    server = server_of("openai", Reply([Text("It is $5.")]), Reply([Text("It is cheap.")]))
+    assert led(chat_model("openai", server.url), checks=[rule]).invoke("?").text == "It is cheap."
+    assert f"{said} the whole answer again" in text_of(turns_of(server.asked[1])[-1])
 
 
 # --- whole answers ----------------------------------------------------------------------------------
