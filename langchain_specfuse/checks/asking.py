@@ -146,7 +146,8 @@ class AsksChatModel:
     def _finding(
         self, refused: Sequence[Unit], units: Mapping[Unit, tuple[int, int]]
     ) -> Finding | None:
-        return Finding(_short(self.question), *units[refused[0]]) if refused else None
+        reason = f'a model says yes to: "{_short(self.question)}"'
+        return Finding(reason, *units[refused[0]]) if refused else None
 
     def _request(self, unit: Unit) -> Any:
         before = BEFORE.format(before=_closed(unit.before)) if unit.before else ""

@@ -97,10 +97,10 @@ async def test_a_sentence_to_which_the_model_says_yes_is_replaced(way: str) -> N
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_the_question_is_the_reason(way: str) -> None:
+async def test_the_reason_names_the_question(way: str) -> None:
     with pytest.raises(CheckError) as caught:
         await text_of(answering(judge(), TEXT), way)
-    assert caught.value.reason == ADVICE
+    assert caught.value.reason == f'a model says yes to: "{ADVICE}"'
     assert caught.value.text == "It may be a cold."
     assert caught.value.check == f"asks({ADVICE!r})"
 

@@ -19,7 +19,7 @@ from ...errors import UsageError, advised
 from .history import sendable
 
 AGAIN = (
-    "This answer cannot be used: {}. Write the whole answer again so that it can be. "
+    "This answer cannot be used: {} Write the whole answer again so that it can be. "
     "Write nothing else."
 )
 """What follows a reply in another form than was asked for."""
@@ -194,6 +194,7 @@ def with_text(message: BaseMessage, text: str) -> BaseMessage:
 
 def asked_again(messages: Sequence[BaseMessage], reply: str, why: str) -> list[BaseMessage]:
     """The messages, a reply that cannot be used, and why."""
+    why = why if why.endswith((".", "!", "?")) else f"{why}."
     return [*messages, AIMessage(reply or "..."), HumanMessage(AGAIN.format(why))]
 
 
