@@ -268,6 +268,10 @@ def test_a_model_that_cannot_continue_leaves_with_advice() -> None:
     assert isinstance(reply, Failure) and "cannot continue a given text" in reply.message
     (advice,) = getattr(reply.cause, "notes", [])
     assert ".gguf" in advice and "lead='a'" in advice and "segment='answer'" in advice
+    (reply,) = member.draft([replace(draft_job(answer=(Segment("The sea"),)), leads=True)])
+    assert isinstance(reply, Failure)
+    (advice,) = getattr(reply.cause, "notes", [])
+    assert ".gguf" in advice and "lead=" not in advice, "it leads already"
     answered = rounds(
         [ScriptedMember("It is green, and that is that, of course.", name="s"), member], lead=None
     )

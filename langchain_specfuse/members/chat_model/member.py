@@ -440,7 +440,7 @@ class ChatModelMember:
                 # If all ways are refused, something else is wrong with the request.
                 self._ways = [way for way in self._ways if way not in refused]
                 return stream
-        raise self._cannot_continue(why)
+        raise self._cannot_continue(why, is_lead=job.leads)
 
     def _arguments(self, job: DraftJob, request: Request) -> dict[str, Any]:
         return request.arguments(self.model, self.name) | sampling_of(self.model, job.sampling)
@@ -483,14 +483,16 @@ class ChatModelMember:
             rest_s=lambda: rest_s(len(self._streams)),
         )
 
-    def _cannot_continue(self, why: str) -> MemberError:
+    def _cannot_continue(self, why: str, *, is_lead: bool) -> MemberError:
         # Its own text, if a check or the provider's limit cut that, or text of other members.
         error = MemberError(f"it cannot continue a given text: {why}", member=self.name)
+        advice = "add a member that can, such as a .gguf file"
+        if is_lead:
+            return advised(error, f"{advice}, or agree on whole answers (segment='answer')")
         return advised(
             error,
-            "add a member that can, such as a .gguf file; so that it need not continue what "
-            f"others write, let it lead (lead={self.name!r}), or agree on whole answers "
-            "(segment='answer')",
+            f"{advice}; so that it need not continue what others write, let it lead "
+            f"(lead={self.name!r}), or agree on whole answers (segment='answer')",
         )
 
     # --- requests ---------------------------------------------------------------------------------
