@@ -25,9 +25,9 @@ class SpecFuseChecks(AgentMiddleware[Any, Any]):
     ``create_agent(ChatOpenAI(...), tools, middleware=[SpecFuseChecks([checks.forbids("sorry")])])``
 
     Name it last: a middleware after it that replaces the model, as ``ModelFallbackMiddleware``
-    does, would replace the checked one. Give all checks in one list: an agent takes each middleware
-    only once. Those before it get a :class:`.CheckError` as the error of
-    the model call. The arguments are fields of :class:`.SpecFuseChatModel`.
+    does, would replace the checked one. Those before it get a :class:`.CheckError` as the error of
+    the model call. Give all checks in one list: an agent takes each middleware only once. The
+    arguments are fields of :class:`.SpecFuseChatModel`.
     """
 
     def __init__(
