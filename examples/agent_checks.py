@@ -30,7 +30,8 @@ class Hosted(BaseChatModel):
         if messages[-1].type == "tool":
             message = AIMessage("Bo has the money. Guaranteed, without any doubt!")
         elif any(message.type == "tool" for message in messages):  # it continues its text
-            message = AIMessage("He can see it tomorrow.")
+            said = [str(message.text) for message in messages if message.type == "ai"][-1]
+            message = AIMessage("Bo has the money. He can see it tomorrow.".removeprefix(said))
         else:
             call = {"name": "pay", "args": {"amount": self.amounts[0]}, "id": "call_1"}
             message = AIMessage("", tool_calls=[call])
