@@ -335,7 +335,8 @@ class Summary:
         self.routing = routing
         """Who leads, and why; None if only one member writes."""
         self.checks = {name: Counter(passed=0, rejected=0) for name in checks}
-        """check -> how many drafts it ``passed`` and ``rejected``."""
+        """check -> how many drafts it ``passed`` and ``rejected``, or how many places it
+        ``redacted``."""
         self.rounds = 0
         self.weights: Mapping[str, float] = {}
         self.exits: list[Mapping[str, Any]] = []
@@ -359,7 +360,7 @@ class Summary:
             self._won[round.member] += 1
         self._looped += len(round.looped)
         for name, counts in round.checks.items():
-            self.checks.setdefault(name, Counter(passed=0, rejected=0)).update(counts)
+            self.checks.setdefault(name, Counter()).update(counts)
         for rejection in round.rejected:
             self._reasons.setdefault(rejection.check, {})[rejection.reason] = None
         for efforts in round.efforts.values():

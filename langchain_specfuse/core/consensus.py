@@ -164,14 +164,14 @@ def answers(query: Query, settings: Settings, panel: Panel, referee: Referee = F
         refuse_as_providers(clock, judged, 1)
         clock.refusals = yield from checking.refusals(clock.refusals, judged)
         refused = judged.refused(shows_rest=False)
-        yield last_round(1, panel, before, refused, drafts, clock, checking, "")
+        yield last_round(1, panel, before, refused, drafts, clock, checking, redacting, "")
         return
     agreed = tally.winners()
     if not agreed and settings.on_failure == "raise":
         raise checking.none_passed(judged, len(drafts))
     if not agreed and settings.on_failure == "end":
         ended = replace(judged, finish="check")
-        yield last_round(1, panel, before, ended, drafts, clock, checking, "")
+        yield last_round(1, panel, before, ended, drafts, clock, checking, redacting, "")
         return
     if not agreed:
         kept = _greedy(before, drafts, settings.samples)
@@ -182,7 +182,7 @@ def answers(query: Query, settings: Settings, panel: Panel, referee: Referee = F
     agreed_drafts = {voter.name: drafts[voter.name] for voter in agreed}
     answer = answer_of(agreed[0].member)
     thoughts = yield from checking.thoughts(agreed_drafts, answer)
-    yield _round(panel, before, answer, drafts, tally, agreed, clock, checking, thoughts)
+    yield _round(panel, before, answer, drafts, tally, agreed, clock, checking, redacting, thoughts)
 
 
 def _result_function(result: str | Result | None) -> Result:
@@ -335,6 +335,7 @@ def _round(
     agreed: Sequence[Voter],
     clock: Clock,
     checking: Checking,
+    redacting: Redacting,
     thoughts: Mapping[str, str],
 ) -> Round:
     """The round in which these voters agreed."""
@@ -376,7 +377,7 @@ def _round(
         left=panel.left[len(before.left) :],
         samples=samples,
         rejected=tuple(checking.rejected),
-        checks=checking.counts,
+        checks={**checking.counts, **redacting.counts()},
         finish=answer.finish or "length",
         stalled=answer.stalled or answer.finish is None,
         efforts=clock.efforts,

@@ -12,6 +12,7 @@ Paper: it redacts nothing.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -20,8 +21,8 @@ from .answer import first_stop
 from .checks import Check, Redaction, word_start
 from .values import BUDGET, REFUSAL, Ask, Draft, DraftJob, Failure, Reply, Segment
 
-Edits: TypeAlias = "Sequence[tuple[int, int, str]]"
-"""Which characters of a text are replaced, in order, and by what."""
+Edits: TypeAlias = "list[tuple[int, int, str, str]]"
+"""Which characters of a text are replaced, in order, by what, and for which check."""
 
 REACH = 200
 """So many characters of the answer before a draft are looked at: a match may depend on them."""
@@ -46,8 +47,10 @@ class Redacting:
     """The redactions of one answer."""
 
     def __init__(self, checks: Sequence[Check], rewrite: Any = None) -> None:
-        self._rules: list[Redaction] = [check.redacts for check in checks if check.redacts]
-        self._with = self._rules[0].with_ if self._rules else ""
+        self._rules: dict[str, Redaction] = {
+            check.name: check.redacts for check in checks if check.redacts
+        }
+        self._counts: dict[str, Counter[str]] = {}
         self._rewrite = rewrite
         self._own: dict[str, _Own] = {}
 
@@ -74,6 +77,11 @@ class Redacting:
         if not self._rules or not isinstance(reply, Draft):
             return reply
         return self._released(_Own((), ()), reply, "", is_last=True)
+
+    def counts(self) -> dict[str, Counter[str]]:
+        """check -> how many places in drafts it has ``redacted`` since the last call."""
+        counts, self._counts = self._counts, {}
+        return counts
 
     def text(self, text: str) -> str:
         """A text outside the answer, redacted; in an object, its values."""
@@ -143,10 +151,13 @@ class Redacting:
         cut = len(text)
         if begun < cut and not is_last:
             cut = word_start(text, begun)
-            cut = min([cut, *(start for start, end, _ in edits if start < cut < end)])
+            cut = min([cut, *(start for start, end, *_ in edits if start < cut < end)])
         elif begun < cut and not (draft.ended and not draft.is_cut) and _is_most(text[begun:]):
-            edits = [*(edit for edit in edits if edit[1] <= begun), (begun, cut, self._with)]
+            name, rule = next(iter(self._rules.items()))
+            edits = [*(edit for edit in edits if edit[1] <= begun), (begun, cut, rule.with_, name)]
         edits = [edit for edit in edits if edit[1] <= cut]
+        for *_, name in edits:
+            self._counts.setdefault(name, Counter())["redacted"] += 1
         first, own.rest = _split(draft, cut)
         thought = self.text(draft.thought)
         new = _edited(text[:cut], edits)
@@ -158,34 +169,35 @@ class Redacting:
         calls = tuple(replace(call, arguments=self.text(call.arguments)) for call in draft.calls)
         if draft.parts and self._rewrite is not None:
             of_thought = None if thought == draft.thought else thought
+            changes = [edit[:3] for edit in edits]
             parts, waiting = self._rewrite(
-                draft.parts, cut, edits, new, self.value, of_thought, is_last
+                draft.parts, cut, changes, new, self.value, of_thought, is_last
             )
             first = replace(first, parts=tuple(parts))
             own.rest = replace(own.rest, parts=tuple(waiting))
         own.text = new
         return replace(first, thought=thought, calls=calls)
 
-    def _edits(self, before: str, text: str) -> tuple[list[tuple[int, int, str]], int]:
+    def _edits(self, before: str, text: str) -> tuple[Edits, int]:
         """What is replaced in a text after another one, and where something may begin that later
         text decides."""
         start = len(before)
         begun = start + len(text)
-        found: list[tuple[int, int, str]] = []
-        for rule in self._rules:
+        found: Edits = []
+        for name, rule in self._rules.items():
             spans, pending = rule.found(before + text, start)
             begun = min(begun, max(pending, start))
             for first, end in spans:
                 if first < start:  # its first words were shown, and the space after them stays
                     first = min(start + len(text) - len(text.lstrip()), end - 1)
-                found.append((first - start, end - start, rule.with_))
-        edits: list[tuple[int, int, str]] = []
-        for first, end, with_ in sorted(found, key=lambda edit: (edit[0], -edit[1])):
-            if edits and first < edits[-1][1]:
-                begins, ends, other = edits[-1]
-                edits[-1] = (begins, max(ends, end), other)
+                found.append((first - start, end - start, rule.with_, name))
+        edits: Edits = []
+        for edit in sorted(found, key=lambda edit: (edit[0], -edit[1])):
+            if edits and edit[0] < edits[-1][1]:
+                begins, ends, with_, name = edits[-1]
+                edits[-1] = (begins, max(ends, edit[1]), with_, name)
             else:
-                edits.append((first, end, with_))
+                edits.append(edit)
         return edits, begun - start
 
     def _value(self, value: Any) -> Any:
@@ -208,7 +220,7 @@ class Redacting:
 
 def _edited(text: str, edits: Edits) -> str:
     pieces, here = [], 0
-    for start, end, with_ in edits:
+    for start, end, with_, _ in edits:
         pieces += [text[here:start], with_]
         here = end
     return "".join([*pieces, text[here:]])

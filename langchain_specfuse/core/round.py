@@ -153,7 +153,8 @@ class Round:
     """Text at the end of the answer that earlier rounds had agreed and that a check then refused.
     It was held back and never shown; this round's segment takes its place."""
     checks: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """check -> how many drafts it ``passed`` and ``rejected`` in this round."""
+    """check -> how many drafts it ``passed`` and ``rejected`` in this round, or how many places in
+    drafts it ``redacted``."""
     finish: Finish | None = None
     """Why the answer ends, if it ends with this round."""
     stalled: bool = False

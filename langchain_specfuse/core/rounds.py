@@ -89,13 +89,17 @@ def rounds(query: Query, settings: Settings, panel: Panel, referee: Referee = FR
                     refuse_as_providers(clock, answer, number)
                     clock.refusals = yield from checking.refusals(clock.refusals, answer)
                     answer = answer.refused(shows_rest=number > 1 and checking.is_idle)
-                    yield last_round(number, panel, before, answer, drafts, clock, checking, agreed)
+                    yield last_round(
+                        number, panel, before, answer, drafts, clock, checking, redacting, agreed
+                    )
                     return
                 checked = yield from checking.judged(answer, drafts, panel)
             clock.lap_checks(checking)
             answer, eligible = checked.answer, checked.eligible
             if checked.is_over:
-                yield last_round(number, panel, before, answer, drafts, clock, checking, agreed)
+                yield last_round(
+                    number, panel, before, answer, drafts, clock, checking, redacting, agreed
+                )
                 return
         # 2. Verify. Members score every draft.
         ballot = Ballot(method, eligible, answer.text, answer.referee)
@@ -143,7 +147,7 @@ def rounds(query: Query, settings: Settings, panel: Panel, referee: Referee = FR
             left=panel.left[len(before.left) :],
             rejected=tuple(checking.rejected),
             withdrawn=withdrawn,
-            checks=checking.counts,
+            checks={**checking.counts, **redacting.counts()},
             finish=answer.finish,
             stalled=answer.stalled,
             efforts=clock.efforts,
@@ -338,6 +342,7 @@ def last_round(
     drafts: Mapping[str, Draft],
     clock: Clock,
     checking: Checking,
+    redacting: Redacting,
     agreed: str,
 ) -> Round:
     """The round of an answer that has ended without another segment: in a refusal (the lead's, or
@@ -371,7 +376,7 @@ def last_round(
         left=panel.left[len(before.left) :],
         rejected=tuple(checking.rejected),
         withdrawn=agreed[len(answer.text) :],
-        checks=checking.counts,
+        checks={**checking.counts, **redacting.counts()},
         finish=answer.finish,
         efforts=clock.efforts,
         seconds=clock.seconds,

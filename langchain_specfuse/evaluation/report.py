@@ -206,6 +206,9 @@ def _check_lines(row: Row) -> list[str]:
     """One line for each check: how many of a system's drafts it passed and rejected."""
     lines = []
     for name, counts in row.checks.items():
+        if counts.get("redacted"):
+            lines.append(f"{row.system}: {name} replaced {amount(counts['redacted'], 'place')}")
+            continue
         line = (
             f"{row.system}: the check {name!r} passed {amount(counts['passed'], 'draft')} and "
             f"rejected {counts['rejected']}"

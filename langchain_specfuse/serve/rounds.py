@@ -45,7 +45,8 @@ class Rounds(Reply):
 
     def _public(self, round: Mapping[str, Any]) -> dict[str, Any]:
         public = {**round, "left": exits_without_reasons(round["left"])}
-        return public if self._show_rejected or not round["checks"] else _verified(public)
+        judged = any(counts.keys() != {"redacted"} for counts in round["checks"].values())
+        return _verified(public) if judged and not self._show_rejected else public
 
 
 def _verified(round: Mapping[str, Any]) -> dict[str, Any]:
