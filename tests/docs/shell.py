@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import langchain_specfuse
 from langchain_specfuse import ScriptedMember
 from langchain_specfuse.core.values import Query
 
@@ -29,7 +30,7 @@ sys.path.insert(0, {str(ROOT)!r})
 from langchain_specfuse.cli.main import main
 from tests.demo_members import replace_demo
 from tests.docs.shell import Actor, replace_members
-replace_members(sys.modules.__setitem__)
+replace_members(dict.__setitem__)
 replace_demo([Actor(name=name) for name in ("SmolLM2-135M", "Gemma-3-270M")])
 sys.exit(main())
 """
@@ -75,9 +76,9 @@ class Actor(ScriptedMember):
         super().__init__(script, name=name)
 
 
-def replace_members(set_module: Callable[[str, ModuleType], None]) -> None:
+def replace_members(set_item: Callable[[dict[str, Any], str, Any], None]) -> None:
     """Replace the modules that define members by modules with actors, so that commands need not
-    import torch."""
+    import torch. The package keeps the classes that were asked for, so they are replaced too."""
     homes = {
         "llamacpp.member": "LlamaCppMember",
         "transformers.member": "TransformersMember",
@@ -87,7 +88,8 @@ def replace_members(set_module: Callable[[str, ModuleType], None]) -> None:
     for home, name in homes.items():
         module = ModuleType(f"langchain_specfuse.members.{home}")
         setattr(module, name, Actor)
-        set_module(module.__name__, module)
+        set_item(sys.modules, module.__name__, module)
+        set_item(vars(langchain_specfuse), name, Actor)
 
 
 def run(block: Block, folder: Path) -> subprocess.CompletedProcess[str]:

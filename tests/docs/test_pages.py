@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 
 import pytest
 
@@ -37,7 +36,7 @@ LANGUAGES = {"python", "console", "json", "text", "{toctree}", "{eval-rst}"}
 def actors(monkeypatch, tmp_path):
     """Replace named members by scripted ones, and write files to a folder of the test."""
     monkeypatch.chdir(tmp_path)
-    shell.replace_members(lambda name, module: monkeypatch.setitem(sys.modules, name, module))
+    shell.replace_members(monkeypatch.setitem)
     yield
     unload()
 

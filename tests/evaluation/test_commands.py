@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 
 import pytest
 
@@ -98,7 +97,7 @@ def test_the_doctor_says_how_to_use_a_calibration_of_the_demo(
 
 
 def test_the_doctor_says_how_to_use_a_calibration_of_other_members(call, monkeypatch):
-    replace_members(lambda name, module: monkeypatch.setitem(sys.modules, name, module))
+    replace_members(monkeypatch.setitem)
     sums_of_doctor = ("doctor", "--prompts", "sums.jsonl", "--grader", "number", "-q")
     named = ("--members", "http://a:1/v1#ann", "http://b:1/v1#bob")
     _, out, _ = call(*sums_of_doctor, *named, "--calibration", "p.json")
