@@ -118,6 +118,38 @@ BY_HAND = [
     (SKY, "Continuing from where I left off: more than red", "instruct", " more than red"),
     (SKY, "scatters blue light more than red light.", "instruct", " more than red light."),
     (SKY, "is blue because air scatters blue light more than", "instruct", " more than"),
+    # repeated words, as OpenAI's models were seen to write them
+    ("Fine, we", "we are sure.", "instruct", " are sure."),
+    ("Fine, we", "We are sure.", "instruct", " are sure."),
+    ("Fine, we", "weather it.", "instruct", " weather it."),
+    ("Fine, and we", "and we are sure.", "instruct", " are sure."),
+    ("It is here. We can", "We can be sure.", "instruct", " be sure."),
+    ("It is here. In 2025 we", "In 2025 we met.", "instruct", " met."),
+    ("It is here. We can", "we can, too.", "instruct", ", too."),
+    ("It is blue because of the", "of the air.", "instruct", " air."),
+    ("It is blue because of the", "the air.", "instruct", " air."),
+    ("It is blue because of the ", "of the air.", "instruct", "air."),
+    ("- We offer", "we offer tea.", "instruct", " tea."),
+    ("It is blue because of the", "Certainly! of the air.", "instruct", " air."),
+    # words that good text has twice, and what is no word
+    ("He said", "said that.", "instruct", " that."),
+    ("He said that", "that was so.", "instruct", " that was so."),
+    ("She had", "had enough.", "prefill", " had enough."),
+    ("The sky, I think, is", "is blue.", "instruct", " blue."),
+    ("Comment est-ce que vous", "vous sentez ?", "instruct", " vous sentez ?"),
+    ("I think she had", "had enough.", "instruct", " had enough."),
+    ("It is very", "very old.", "instruct", " very old."),
+    ("He sang: no no", "no no, never.", "instruct", " no no, never."),
+    ("He sang la la", "la la.", "instruct", " la la."),
+    ("The number is 7", "7 8.", "instruct", " 7 8."),
+    ("Add 1 +", "+ 1.", "instruct", " + 1."),
+    ("```python\nfor x in y", "y x", "instruct", " y x"),
+    ("```python\nreturn", "return x", "instruct", " return x"),
+    ("call go", "go()", "instruct", " go()"),
+    ("他说天", "天都在。", "instruct", "天都在。"),
+    # a capital that begins the whole answer again
+    ("Light is bent by the", "The air bends light.", "instruct", OVER),
+    ("We are here. So we", "We are there.", "instruct", OVER),
     ("Paris is the capital of", "France, and it is old.", "instruct", " France, and it is old."),
     ("Paris is the capital of", "France.", "prefill", " France."),
     ("He said that", "I know him.", "instruct", " I know him."),
@@ -367,3 +399,23 @@ def test_a_reserve_that_only_starts_over_shows_nothing(answer: str, count: int) 
     text, has_failed = taken_over(model, count)
     assert has_failed and LEAD.startswith(text) and len(text.split()) <= count
     assert len(model.asked) == 3, "two ways, and the whole answer once"
+
+
+@pytest.mark.parametrize(
+    ("begun", "reply"),
+    [
+        ("Fine, we", "we are sure of it."),
+        ("Fine, we", "We are sure of it."),
+        ("It is here. We can", "We can be sure of it."),
+        ("It is blue because of the", "of the air up there."),
+    ],
+)
+def test_repeated_words_are_shown_once(begun: str, reply: str) -> None:
+    lead = ScriptedMember(f"{begun} rest of it", name="lead", fails_in=2)
+    model = Writer(answer=reply, asked=[])
+    count = len(begun.split())
+    llm = SpecFuseChatModel(members=[lead, model], lead="lead", segment_tokens=count)
+    shown = llm.invoke("How is it?").text
+    rest = reply.split()[reply.lower().split().index(begun.lower().split()[-1]) + 1 :]
+    assert shown == " ".join([begun, *rest])
+    assert len(model.asked) == 1

@@ -15,7 +15,7 @@ from itertools import takewhile, zip_longest
 from operator import eq
 
 from ...core.answer import is_safe
-from ...core.sentences import MARKS, STARTS, TRAILER
+from ...core.sentences import MARKS, STARTS, TRAILER, units
 from .openers import is_of_rest, opener, opener_is_said
 from .ways import QUOTED
 from .words import words_of
@@ -31,6 +31,13 @@ BEGINNING = 40
 """How many words the beginning of a text has."""
 OPENING, CLOSING = "([{", ".,;:!?)]}"
 """No space follows the former, or precedes the latter."""
+_DOUBLED = """
+    that had her do so no very really much far never ha bye hear nous vous
+"""
+DOUBLED = frozenset(_DOUBLED.split())
+"""Words that good text has twice in a row: "He said that that was so", "She had had enough"."""
+_WORD = re.compile(r"[^\W\d_\u2e80-\U0010ffff]+(?:['’-][^\W\d_]+)*")
+"""A word of letters, in a script with spaces."""
 _QUOTE = re.compile(r'(?<!\\)"')
 _SENTENCE_END = re.compile(rf"[{''.join(sorted(MARKS))}:;：|]{TRAILER}$")
 _ITEM = re.compile(r"\s*([#>|]|[-*+•]\s|\d+[.)]\s|```)")
@@ -64,9 +71,13 @@ class Opening:
        what follows the text goes out. The length of the text does not matter. But if the text only
        repeats itself, as "ha ha ha" or equal rows do, the reply continues the repetition.
     2. Where a message has asked for the rest, the reply begins with the end of the text, at least
-       12 characters of it: that end is dropped, unless the text contains it twice. A reply that
-       repeats the text or its end, adds nothing, and stops in the middle of a sentence, has started
-       over.
+       12 characters of it: that end is dropped, unless the text contains it twice. Shorter ends
+       are dropped, too, capitals aside: all that is there of the last sentence, two words or more,
+       and one word in the middle of a sentence unless it is one of :data:`DOUBLED`. Numbers, marks,
+       code and scripts without spaces are excepted, and so is a capital that may begin the whole
+       answer again: words that the text begins with, or words that are small in the text and
+       follow no mark there. A reply that repeats the text or its end, adds nothing, and stops in
+       the middle of a sentence, has started over.
     3. The text stops in the middle of a sentence, and the reply goes on with a small letter, a
        digit or a punctuation mark: a continuation.
     4. The text stops in the middle of a sentence, and the reply begins with a capital of a new
@@ -103,6 +114,8 @@ class Opening:
     (' ha ha ha!', ' ha!')
     >>> read("The sky is blue because", "is blue because air", is_instructed=True)
     ' air'
+    >>> read("So far, so good, we", "We are sure.", is_instructed=True)
+    ' are sure.'
     """
 
     def __init__(
@@ -160,6 +173,11 @@ class Opening:
                 return self._after(body[len(tail) :])
             if not is_over and (tail.startswith(body) or body.strip() == tail):
                 return None
+        repeated = self._repeated_in(reply[size:], is_over) if self._is_instructed else 0
+        if repeated is None:
+            return None
+        if repeated:
+            return self._after(body[repeated:])
         answers = size > 0 and not is_of_rest(reply[:size])
         has_restarted = self._has_restarted(reply[size:], is_over, answers=answers)
         if has_restarted is None:
@@ -178,6 +196,54 @@ class Opening:
         if is_asked and not rest.strip() and (self._is_in_sentence or _is_marker(self._line)):
             raise Restarted
         return _after_white(self._white, rest)
+
+    def _repeated_in(self, reply: str, is_over: bool) -> int | None:
+        """How much of this reply, after its white space, repeats the last words of the text; None:
+        undecided."""
+        body = reply.lstrip()
+        white = reply[: len(reply) - len(body)]
+        is_code = self._text.count("```") % 2 == 1 or len(white) > 1 or "\n" in white + self._white
+        if is_code or not body or self._line.lstrip().startswith(("#", "|", ">")):
+            return 0
+        for words in self._ends:
+            end = _end_of(words, body, is_over)
+            if end is None:
+                return None
+            if end and not (body[0].isupper() and self._may_be_anew(words)):
+                return end
+        return 0
+
+    @cached_property
+    def _ends(self) -> list[list[str]]:
+        """The last words of the text that count as repeated, the most words first."""
+        words = self._text.split()[-BEGINNING:]
+        folded = [word.casefold() for word in words]
+        found: list[list[str]] = []
+        ends = units(self._text)
+        sentence = self._text[ends[-1] if ends else 0 :].split()
+        if self._is_in_sentence and 1 < len(sentence) <= len(words):
+            found.append(sentence)
+        for size in range(1, len(words) + 1):
+            word = words[-size]
+            if not _WORD.fullmatch(word if size == 1 else word.rstrip(",;")):
+                break
+            end = folded[-size:]
+            if size == 1 and (end[0] in DOUBLED or not self._is_in_sentence):
+                continue
+            is_once = folded[-2 * size : -size] != end
+            if is_once and (size == 1 or len(set(end)) > 1):
+                found.append(words[-size:])
+        return sorted(found, key=len, reverse=True)
+
+    def _may_be_anew(self, words: Sequence[str]) -> bool:
+        """Whether a reply that begins with these last words of the text, and with a capital, may
+        be a whole answer: the text begins with them, or the first one is small and begins no
+        clause."""
+        own = self._text.split()
+        if [word.casefold() for word in own[: len(words)]] == [word.casefold() for word in words]:
+            return True
+        before = own[: -len(words)]
+        return words[0][0].islower() and bool(before) and before[-1][-1].isalnum()
 
     def _drops(self, begun: str) -> bool:
         """Whether this opener is no part of the continuation after it."""
@@ -380,6 +446,28 @@ def _divides_word(text: str, at: int) -> bool:
     """Whether a word goes on here."""
     pair = text[at - 1 : at + 1]
     return len(pair) == 2 and pair.isalnum() and len(words_of(pair)) == 1
+
+
+def _end_of(words: Sequence[str], reply: str, is_over: bool) -> int | None:
+    """Where these words end in a reply that begins with them, capitals aside; 0: it does not; None:
+    undecided.
+
+    >>> [_end_of(["of", "the"], reply, False) for reply in ("Of the air", "of them", "of th", "so")]
+    [6, 0, None, 0]
+    """
+    seen = list(re.finditer(r"\S+", reply))
+    for at, (word, match) in enumerate(zip(words, seen, strict=False), start=1):
+        theirs, own = match[0].casefold(), word.casefold()
+        may_go_on = match.end() == len(reply.rstrip()) and not is_over
+        if may_go_on and own.startswith(theirs):
+            return None
+        if at < len(words):
+            if theirs != own:
+                return 0
+        elif match[0][: len(word)].casefold() == own:
+            after = match[0][len(word) : len(word) + 1]
+            return 0 if after.isalnum() or after in tuple("'’-_(") else match.start() + len(word)
+    return None if len(seen) < len(words) and not is_over else 0
 
 
 # --- joining --------------------------------------------------------------------------------------
