@@ -56,6 +56,7 @@ nitpick_ignore_regex = [
         r"langchain_specfuse\.(constraints|members\.(llamacpp|local|text|transformers))\..*",
     ),
     (r"py:.*", r"langchain_specfuse\.evaluation\.running\.Ask"),
+    (r"py:.*", r"langchain_specfuse\.(checks\.personal|core\.(normal|redacting))\..*"),
     (
         r"py:.*",
         r"(fastapi|langchain_core|langchain|langsmith|lm_eval|pydantic|torch|transformers)\..*",

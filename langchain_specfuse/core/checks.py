@@ -94,7 +94,7 @@ class Check:
     private: bool = False
     """The text that it refuses is never sent to a model, nor written into reasons and errors."""
     redacts: Any = None
-    """A :class:`Redaction`: what is replaced, instead of a text that is refused. Then the function
+    """A ``Redaction``: what is replaced, instead of a text that is refused. Then the function
     is not called."""
 
     def __repr__(self) -> str:

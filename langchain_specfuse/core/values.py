@@ -139,7 +139,7 @@ class Query:
     anew."""
 
     rewrite: Any = field(default=None, compare=False, repr=False)
-    """Rewrites the parts of a provider's reply (``Draft.parts``) for :class:`.Redacting`."""
+    """Rewrites the parts of a provider's reply (``Draft.parts``) for ``core.redacting``."""
 
     @property
     def kinds(self) -> frozenset[str]:
