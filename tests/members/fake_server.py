@@ -625,7 +625,10 @@ def _answering(server: FakeServer) -> type[BaseHTTPRequestHandler]:
         def _is_closed(self) -> bool:
             """Whether the client has hung up."""
             readable, _, _ = select.select([self.connection], [], [], 0)
-            return bool(readable) and not self.connection.recv(1, socket.MSG_PEEK)
+            try:
+                return bool(readable) and not self.connection.recv(1, socket.MSG_PEEK)
+            except ConnectionError:  # a reset: it had not read all that was sent
+                return True
 
         def log_message(self, *args: Any) -> None:
             pass
