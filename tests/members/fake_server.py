@@ -586,7 +586,12 @@ def _answering(server: FakeServer) -> type[BaseHTTPRequestHandler]:
                     self.close_connection = True
                     self.connection.shutdown(socket.SHUT_RDWR)
                     return
-                self._event(json.dumps(event))
+                try:
+                    self._event(json.dumps(event))
+                except ConnectionError:  # it has hung up just now, before it had read everything
+                    server.hung_up.append(time.monotonic())
+                    self.close_connection = True
+                    return
             if server.engine == "vllm":
                 self._event("[DONE]")
             self.wfile.write(b"0\r\n\r\n")
