@@ -1,7 +1,7 @@
 """One answer from several: members answer in parallel, then one model writes the final answer.
 
 This package does not merge answers. In our study, it made answers of small models worse
-(docs/explanation/what-is-shown.md), so compare it with one model on questions of your own.
+(docs/development/what-is-shown.md), so compare it with one model on questions of your own.
 """
 
 import re

@@ -2,7 +2,7 @@
 
 What llguidance accepts is enforced as it is, and anything else is refused before a model is asked.
 llguidance alone enforces 238 of the 240 schemas of ``tests/constraints/schemas.py``, and refuses
-the other two (``docs/log.md``). Ordinary schemas need the following changes:
+the other two (``docs/development/log.md``). Ordinary schemas need the following changes:
 
 - an object that names its properties is closed unless its schema says otherwise, because small
   models keep inventing keys, and neither pydantic nor LangChain closes objects;

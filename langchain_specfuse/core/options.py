@@ -217,7 +217,7 @@ _PUBLISHED: Mapping[str, Any] = {
 METHODS: Mapping[str, Method] = {
     # Paper: "specfuse" and "specem" follow the two versions of the paper; "robust" is ours. It
     # keeps two members, because no other member corrects a lone one that repeats itself
-    # (docs/log.md).
+    # (docs/development/log.md).
     "robust": Method(),
     "specfuse": Method(**_PUBLISHED, learning_rate=0.0),
     "specem": Method(**_PUBLISHED, learning_rate=1.0, exit="never"),

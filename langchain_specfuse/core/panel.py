@@ -219,7 +219,7 @@ def keep_probabilities(panel: Panel) -> dict[str, float]:
 
     Paper: its closed form is not public; this is our reconstruction. The increments of Q have unit
     variance, so sqrt(t) keeps noise at O(1) and lets real gaps grow. With literal readings of the
-    paper's text almost no member left (docs/log.md).
+    paper's text almost no member left (docs/development/log.md).
     """
     names = panel.drafters
     if len(names) < 2:

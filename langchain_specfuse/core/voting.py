@@ -106,7 +106,7 @@ def confidences(
 
     Paper: a verifier's votes count by its weight alone. A member that knows the answer strongly
     prefers it, but members that do not know it strongly prefer their own drafts too, and there are
-    more of those (docs/log.md).
+    more of those (docs/development/log.md).
     """
     if kind == "equal":
         return dict.fromkeys(scores, 1.0)
@@ -172,7 +172,7 @@ def margins(
     [0.65, 0.43, 0.42]
 
     Paper: only third parties judge there, and a narrow win counts as much as a clear one. A third
-    party that cannot answer the question adds noise (docs/log.md).
+    party that cannot answer the question adds noise (docs/development/log.md).
     """
     if not by_verifier:
         return [0.5] * drafts

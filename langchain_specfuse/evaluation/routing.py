@@ -22,7 +22,7 @@ from ..core.routing import Embedded, Features, Router, best
 RIDGE = 3.0
 """The factor of the squared weights. With 0.3 or 1, a router for members that do not differ in
 skill loses up to six points; with 10, it needs too many questions to follow real differences
-(docs/log.md)."""
+(docs/development/log.md)."""
 
 Rows: TypeAlias = list[list[float]]
 Scores: TypeAlias = Mapping[str, Sequence[float]]

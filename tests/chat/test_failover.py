@@ -617,7 +617,7 @@ def test_a_reserve_writes_where_no_redraft_of_the_lead_passes():
 
 @pytest.mark.parametrize("spare", ["hosted", "local"])
 def test_a_reserve_writes_all_of_an_answer_to_which_the_lead_adds_nothing(spare):
-    """As docs/how-to/survive-a-failure.md advises against empty replies. A user got the reserve's
+    """As docs/failures.md advises against empty replies. A user got the reserve's
     first words alone: the lead, asked to continue them, was empty again, and ended the answer."""
     lead = FailingModel(called="a", words=0, asked=[])
     reserve = FailingModel(called="b", asked=[])

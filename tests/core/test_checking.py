@@ -202,7 +202,7 @@ def test_all_first_words_that_a_check_refuses_are_excluded_at_once():
 @pytest.mark.parametrize("segment", [1, 3, 10])
 def test_an_answer_ends_where_a_rule_of_length_lets_no_word_follow(segment):
     """Otherwise SmolLM2 raised an error with ``max_words(12)``, or wrote an address without spaces:
-    docs/log.md, "Text is held back until its checks have passed"."""
+    docs/development/log.md, "Text is held back until its checks have passed"."""
     full_stops = 0
     for seed in range(20):
         writers, panel = typists(1, seed, length=100)

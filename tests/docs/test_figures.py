@@ -56,7 +56,7 @@ def test_the_site_says_nothing_of_a_commit_that_git_does_not_know(build, history
 
 def test_an_old_figure_is_marked_below_its_table_and_changes_nothing_else(build, monkeypatch):
     hooks = import_module("site_hooks")
-    page = (ROOT / "docs" / "reference" / "measurements.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "development" / "measurements.md").read_text(encoding="utf-8")
     for count, words in (
         (0, ""),
         (1, " Since then 1 commit has"),
@@ -64,7 +64,7 @@ def test_an_old_figure_is_marked_below_its_table_and_changes_nothing_else(build,
     ):
         monkeypatch.setattr(hooks, "commits_since", lambda *arguments, count=count: count)
         contents = [page]
-        hooks.mark_old_figures(None, "reference/measurements", contents)
+        hooks.mark_old_figures(None, "development/measurements", contents)
         marked = contents[0].count(f"{words} changed the code that it measures.*") if words else 0
         assert marked == (page.count("*Made by `benchmarks/") if words else 0)
         assert contents[0].replace(f"{words} changed the code that it measures.", "") == page

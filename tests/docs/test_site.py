@@ -16,6 +16,8 @@ from langchain_specfuse import evaluation
 from .blocks import DOCS, PAGES, REFERENCE, ROOT, blocks
 
 INDEX = DOCS / "index.md"
+DEVELOPMENT = DOCS / "development" / "index.md"
+"""Lists the pages that the navigation of users leaves out."""
 LINK = re.compile(r"\]\((?!https?://)([^)#\s]*)(?:#([^)\s]+))?\)")
 NAMED_TEST = re.compile(r"`(?:tests/)?([\w/]+\.py)::(\w+)`")
 PUBLIC = [
@@ -36,13 +38,14 @@ def anchors(page: Path) -> set[str]:
 
 
 def tree() -> list[Path]:
-    """Return the pages of the site's tree, in order."""
-    entries = [line for block in blocks(INDEX, "{toctree}") for line in block.code.splitlines()]
+    """Return the pages of the two trees, in order."""
     return [
         page
-        for entry in entries
+        for index in (INDEX, DEVELOPMENT)
+        for block in blocks(index, "{toctree}")
+        for entry in block.code.splitlines()
         if entry and entry[0] != ":"
-        for page in sorted(DOCS.glob(f"{entry}.md"))
+        for page in sorted(index.parent.glob(f"{entry}.md"))
     ]
 
 
@@ -59,14 +62,14 @@ def documented() -> set[str]:
 
 def test_every_page_is_once_in_the_tree_and_linked_from_another():
     """A code host does not show the tree."""
-    assert sorted([ROOT / "README.md", INDEX, *tree()]) == sorted(PAGES)
+    assert sorted([ROOT / "README.md", INDEX, DEVELOPMENT, *tree()]) == sorted(PAGES)
     linked = {
         (page.parent / link).resolve()
         for page in PAGES
         for link, _ in LINK.findall(page.read_text())
         if link
     }
-    assert [page.name for page in (INDEX, *tree()) if page not in linked] == []
+    assert [page.name for page in (INDEX, DEVELOPMENT, *tree()) if page not in linked] == []
 
 
 @pytest.mark.parametrize(
@@ -96,7 +99,7 @@ def test_every_public_name_is_in_the_reference_and_has_a_docstring_of_its_own():
 
 
 def test_every_folder_of_the_architecture_exists_and_no_other():
-    table = (DOCS / "explanation" / "architecture.md").read_text().split("## The data")[0]
+    table = (DOCS / "development" / "architecture.md").read_text().split("## The data")[0]
     named = re.findall(r"^\| `(\w+)/` \|", table, re.M)
     package = ROOT / "langchain_specfuse"
     assert sorted(named) == sorted(path.parent.name for path in package.glob("*/__init__.py"))

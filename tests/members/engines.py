@@ -81,7 +81,7 @@ def in_transformers(**options: Any) -> list[TransformersMember]:
 
 
 def command(engine: str, port: int) -> list[str]:
-    """Return the command that starts this engine, as docs/how-to/members-on-servers.md shows it."""
+    """Return the command that starts this engine, as docs/gpu.md shows it."""
     program = FOUND[engine]()
     assert program is not None, MISSING[engine]
     place = ["--host", "127.0.0.1", "--port", str(port), *OPTIONS[engine].split()]

@@ -57,7 +57,7 @@ PLAIN_EXAMPLES = (
     ),
 )
 """Two solved examples: without them a small base model repeats the question or loops
-(docs/log.md)."""
+(docs/development/log.md)."""
 JSON_EXAMPLE = (
     "Describe the planet Mars. Answer as JSON with the keys name, color and moons.",
     '{"name": "Mars", "color": "red", "moons": 2}',

@@ -88,7 +88,7 @@ def _sentence(call: ToolCall) -> str:
 
 def result_as_text(turn: Turn, last: bool) -> Turn:
     """A tool's result as a turn of the user. Small models copied it when it was in JSON or tags
-    (docs/log.md).
+    (docs/development/log.md).
 
     ``last``: no call may follow.
     """
