@@ -28,7 +28,8 @@ N_GRAMS = "n-grams 1"
 weights fit only the features that they were made for."""
 BUCKETS = 4096
 FIRST = 0.15
-"""For a question with two parts, the member that knows the first part leads (docs/development/log.md)."""
+"""For a question with two parts, the member that knows the first part leads
+(docs/development/log.md)."""
 LONGEST = 2000
 """Characters of the question that are read: the beginning and the end of a longer one."""
 BEFORE = 200
