@@ -137,7 +137,7 @@ def _accelerator(source: GgufSource) -> tuple[str, str] | None:
         )
         raise advised(
             error,
-            "leave it out, or install a build for your GPU: docs/how-to/choose-an-engine.md",
+            "leave it out, or install a build for your GPU: docs/local-models.md#choose-an-engine",
         )
     return device
 
