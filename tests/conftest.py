@@ -5,6 +5,7 @@ import functools
 import gc
 import os
 import ssl
+import tempfile
 from collections import Counter
 
 import httpcore2
@@ -30,6 +31,15 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("here")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """What examples in docstrings, pages and notebooks leave in the temporary directory goes at the
+    end. pytest's own folders of the last three runs stay where they are."""
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+    folder = tempfile.TemporaryDirectory(prefix="specfuse-tests-")
+    config.add_cleanup(folder.cleanup)
+    tempfile.tempdir = folder.name
 
 
 HEAVY = ("real", "slow")
