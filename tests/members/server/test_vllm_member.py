@@ -653,6 +653,31 @@ def test_a_later_member_takes_the_next_gpu_and_a_restarted_one_its_own(
         member.unload()
 
 
+def test_a_program_that_ends_by_an_exception_starts_no_queued_server(
+    folder: str, starts: Starts, two_gpus: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Version 1.0 still tried to: "can't create new thread at interpreter shutdown"."""
+    monkeypatch.setenv("FAKE_VLLM_LOADS_S", "60")
+    script = f"""
+        import os, sys, threading, time
+        sys.modules["transformers"] = None  # the import takes long
+        from langchain_specfuse import VllmMember
+        members = [VllmMember({folder!r}, gpu=0, name=name, engine_args={{"seed": seed}})
+                   for seed, name in enumerate("ab")]
+        for member in members:
+            member.start_loading()
+        threading.Thread(target=members[0].probe, daemon=True).start()
+        while not os.path.exists(os.environ["FAKE_VLLM_RECORD"]):
+            time.sleep(0.01)
+        raise KeyError("ours")
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    ended = subprocess.run(command, check=False, timeout=30, stderr=subprocess.PIPE, text=True)
+    assert ended.stderr.rstrip().endswith("KeyError: 'ours'")
+    assert len(starts()) == 1
+    until(lambda: are_gone(starts()[0]["pids"]))
+
+
 def test_members_get_the_gpus_and_shares_that_were_chosen_and_start_one_after_another_on_each(
     folder: str,
     starts: Starts,
