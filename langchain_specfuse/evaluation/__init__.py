@@ -5,7 +5,7 @@ alone, or several together) answers it. :func:`run` asks the questions, grades t
 stores each :class:`Graded` answer in :class:`Results`, so that an interrupted run continues.
 :func:`summary` compares the systems, and :func:`table` prints that.
 
-``docs/how-to/evaluate.md`` has an example of twenty lines. The commands ``eval`` and ``doctor`` use
+``docs/doctor.md`` has an example of twenty lines. The commands ``eval`` and ``doctor`` use
 these functions.
 """
 

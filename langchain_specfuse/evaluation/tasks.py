@@ -191,7 +191,7 @@ def _turns(content: Any, where: str) -> tuple[Turn, ...]:
     expected = 'a text, or a list of {"role": "user", "content": "..."} that ends with the user'
     raise advised(
         UsageError(f"{where}: input must be {expected}, got {content!r:.120}"),
-        "see docs/how-to/evaluate.md",
+        "see docs/doctor.md#write-questions",
     )
 
 

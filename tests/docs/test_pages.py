@@ -19,9 +19,8 @@ WITH_COMMANDS = [page for page in PAGES if any(not block.mark for block in block
 SLOW_PAGES = {
     "choose-members.md",
     "command.md",
-    "decide-with-several-models.md",
-    "evaluate.md",
-    "let-the-right-member-lead.md",
+    "decisions.md",
+    "doctor.md",
     "look-at-a-run.md",
     "reduce-cost.md",
 }
