@@ -17,12 +17,10 @@ WITH_CODE = [page for page in [*PAGES, PROPOSED] if any(not block.mark for block
 REAL = [block for page in PAGES for block in blocks(page) if block.mark == "real"]
 WITH_COMMANDS = [page for page in PAGES if any(not block.mark for block in blocks(page, "console"))]
 SLOW_PAGES = {
-    "choose-members.md",
     "command.md",
     "decisions.md",
     "doctor.md",
     "look-at-a-run.md",
-    "reduce-cost.md",
 }
 """`make test-rest` runs their commands, which take seconds each."""
 SKIPPED = {"skip", "needs"}
