@@ -324,7 +324,6 @@ MEASURED: Mapping[str, tuple[Callable[[Any], str], str]] = {
     "study-router-mixed": (partial(tables.router, part="mixed"), "studies/routing"),
     "study-router-tiny": (partial(tables.router, part="specialists, tiny"), "studies/routing"),
     "study-skills": (partial(tables.skills, members="tiny"), "studies/specialists"),
-    "takeover": (tables.takeover, "benchmarks/takeover"),
     "tracing": (tables.tracing, "benchmarks/tracing"),
 }
 """The name of a table, what makes it, and the script whose results it shows."""

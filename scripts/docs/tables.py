@@ -229,14 +229,22 @@ def failover(results: Result) -> str:
     return _joined(table(heads, rows), settings, source("benchmarks/failover", results["about"]))
 
 
+FAILOVER = {
+    "pass": "as it should be",
+    "partial": "late, or against a refusal",
+    "safe": "an error in time",
+    "fail": "wrong or without end",
+}
+"""Verdicts of Failover Bench, in words."""
+
+
 def failover_short(results: Result) -> str:
     """How many scenarios ended in each way."""
-    kinds = ("pass", "partial", "safe", "fail")
     rows = [
-        (system["label"], *(system["counts"].get(kind, 0) for kind in kinds))
+        (system["label"], *(system["counts"].get(kind, 0) for kind in FAILOVER))
         for system in results["systems"].values()
     ]
-    heads = ("of 16 faults", *kinds)
+    heads = ("answers under 16 faults", *FAILOVER.values())
     return _joined(table(heads, rows), source("benchmarks/failover", results["about"]))
 
 
@@ -509,91 +517,49 @@ def evasion(results: Result) -> str:
 
 
 def checks_short(results: Mapping[str, Result]) -> str:
-    """One row for each set of questions: the lead alone, asked again, and with checks."""
-    sets = {
-        "rules": ("keep their rule", "kept"),
-        "sources": ("invent a number", "with faults"),
-        "code": ("pass hidden tests", "good"),
-    }
-    cells = []
-    for name, (label, key) in sets.items():
-        if name not in results:
-            continue
-        ways = _ways(results[name])
-        cells.append(
-            (
-                f"{label}, of {ways['lead']['questions']}",
-                ways["lead"][key],
-                _asked_again(ways, key),
-                _with_passes(ways["checked"], key, "**{}**"),
-            )
-        )
-    heads = ("answers that", "alone", "asked again", "with checks")
-    passes = "In brackets: forward passes, compared with the model alone."
+    """One row for each set of questions, all ways on the same questions: how many answers are good
+    alone, asked again, and with checks."""
+    rules, sources, code = (_ways(results[name]) for name in ("rules", "sources", "code"))
+    three = ("lead", "retries", "checked")
+    kept = [rules[way]["kept"] for way in three]
+    grounded = [sources[way]["questions"] - sources[way]["with faults"] for way in three]
+    again = code["retries"]
+    programs = [
+        again["good"] - again["against lead"]["won"] + again["against lead"]["lost"],
+        again["good"],
+        again["good"] - again["against checked"]["won"] + again["against checked"]["lost"],
+    ]
+    cells = [
+        ("keep a rule", rules["retries"]["questions"], *kept),
+        ("invent no number", sources["retries"]["questions"], *grounded),
+        ("pass hidden tests", again["questions"], *programs),
+    ]
+    heads = ("answers of one 1.5B model that", "of", "alone", "asked again", "with checks")
+    made = (
+        f"Rules: commit `{results['rules']['commit']}`; "
+        f"numbers and programs: `{results['code']['commit']}`; {results['rules']['date']}; "
+        f"{results['rules']['machine']}"
+    )
     return _joined(
-        table(heads, cells), f"{passes} {source('studies/checked', {})}", _price(results)
+        table(heads, cells), _price(results), source("studies/checked", {"machine": made})
     )
 
 
 def _price(results: Mapping[str, Result]) -> str:
-    """How soon checked text comes, and what checks cost besides passes."""
+    """What checks cost, and how soon checked text comes."""
     rules, timed = _ways(results["rules"]), _ways(results["rules, timed"])
-    code = _ways(results["code"])["checked"]
-    checked = rules["checked"]
+    sources, checked = _ways(results["sources"]), rules["checked"]
     short = checked["kept"] - checked["good"]
     price = (
-        f"On rules, the first checked text came after {timed['checked']['first text']:.1f} s; "
-        f"asking again until a whole answer passed took {timed['retries']['seconds']:.1f} s "
-        f"(means of {timed['checked']['questions']} questions, two idle cores). "
-        f"The price: {short} of the {checked['questions']} checked answers are more than 30% "
-        f"shorter (in words) than the model's own. If those count as failures, {checked['good']} "
-        f"answers remain ({checked['good'] / checked['questions']:.0%}; we had aimed at 95%). "
-        f"In code, asking again does as well ({_asked_again_in_code(results)}), and "
-        f"{code['failed']} of the {code['questions']} checked answers are an error instead of a "
-        "program, because no sample passed the visible test."
+        f"Asking again takes {rules['retries']['passes']:.1f} (rules) and "
+        f"{sources['retries']['passes']:.1f} times (numbers) the computation of the model alone, "
+        f"checks take {checked['passes']:.1f} and {sources['checked']['passes']:.1f} times. "
+        f"The first checked text came after {timed['checked']['first text']:.1f} s, a whole "
+        f"answer that passed after {timed['retries']['seconds']:.1f} s (rules, means of "
+        f"{timed['checked']['questions']}). The price: {short} of the {checked['questions']} "
+        "checked answers are more than 30% shorter than the model's own."
     )
-    return textwrap.fill(price, 130)
-
-
-def _asked_again_in_code(results: Mapping[str, Result]) -> str:
-    """How asking again compares with checks on the problems that were answered in both ways."""
-    again = _ways(results["code"])["retries"]
-    against = again["against checked"]
-    checked = again["good"] - against["won"] + against["lost"]
-    return (
-        f"of the first {again['questions']} problems, it solves {again['good']}, and checks solve "
-        f"{checked}"
-    )
-
-
-def _asked_again(ways: Mapping[str, Any], key: str) -> str:
-    """The cell of answers that are asked for again. It says how many questions were asked, if fewer
-    than the lead's."""
-    row = ways["retries"]
-    fewer = row["questions"] < ways["lead"]["questions"]
-    return _with_passes(row, key, f"{{}} of {row['questions']}" if fewer else "{}")
-
-
-def _with_passes(row: Result, key: str, form: str) -> str:
-    return f"{form.format(row[key])} ({row['passes']:.2g}×)"
-
-
-def takeover(results: Result) -> str:
-    """How soon a reserve goes on, in a few words."""
-    seconds = {
-        one["conversation"]: one["s"]
-        for one in results["takeovers"]
-        if one["reserve"] == "in this process"
-    }
-    tokens = results["about"]["arguments"]["tokens"]
-    hosted = results["hosted"]
-    return _joined(
-        f"With {results['reserve']} in reserve, the next text comes {seconds['short']:.1f} s after "
-        f"the lead has died.\nIn a conversation of {tokens} tokens, which the reserve must read "
-        f"first, it comes after {seconds['long']:.1f} s. With a simulated\nhosted reserve, whose "
-        f"replies begin after 0.4 s, it comes after {hosted['first_s']:.2f} s.",
-        source("benchmarks/takeover", results["about"]),
-    )
+    return textwrap.fill(price, 100)
 
 
 def _ways(result: Result | None) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import pytest
 
 from langchain_specfuse import unload
 
+from ..members.failing_server import FailingServer
 from . import shell
 from .blocks import PAGES, PROPOSED, ROOT, blocks, fences, fences_of
 
@@ -46,6 +47,19 @@ def test_a_page_runs_from_top_to_bottom_and_prints_what_it_says(page):
         if not block.mark:
             printed = block.run(names)
             assert not block.promised or printed == block.promised, block.where
+
+
+def test_the_first_program_of_the_readme_runs_with_any_key(monkeypatch):
+    server = FailingServer("bicycle", words=12)
+    monkeypatch.setenv("OPENAI_API_KEY", "any")
+    monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+    try:
+        printed = blocks(ROOT / "README.md")[0].run({"__name__": "page"})
+    finally:
+        unload()
+        server.stop()
+    assert printed == [" ".join(server.texts([]))]
+    assert [asked["model"] for asked in server.asked] == ["gpt-4.1"]
 
 
 @pytest.mark.real
