@@ -9,8 +9,8 @@ import subprocess
 import pytest
 
 from langchain_specfuse import unload
+from tests.members.failing_server import FailingServer
 
-from ..members.failing_server import FailingServer
 from . import shell
 from .blocks import PAGES, PROPOSED, ROOT, blocks, fences, fences_of
 
@@ -50,7 +50,7 @@ def test_a_page_runs_from_top_to_bottom_and_prints_what_it_says(page):
 
 
 def test_the_first_program_of_the_readme_runs_with_any_key(monkeypatch):
-    server = FailingServer("bicycle", words=12)
+    server = FailingServer("any", script=["A light ", "bicycle."])
     monkeypatch.setenv("OPENAI_API_KEY", "any")
     monkeypatch.setenv("OPENAI_BASE_URL", server.url)
     try:
@@ -58,7 +58,7 @@ def test_the_first_program_of_the_readme_runs_with_any_key(monkeypatch):
     finally:
         unload()
         server.stop()
-    assert printed == [" ".join(server.texts([]))]
+    assert printed == ["A light bicycle."]
     assert [asked["model"] for asked in server.asked] == ["gpt-4.1"]
 
 
