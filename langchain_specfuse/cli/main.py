@@ -174,7 +174,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     shown.add_argument(
         "--html",
         metavar="FILE",
-        help="also write the run as a page: who wrote what, votes and weights",
+        help="also write the run as a page: who wrote what, checks, takeovers, votes",
     )
     shown.add_argument(
         "--explain",

@@ -15,7 +15,7 @@ function tell(text) {
   if (part("state").textContent !== text) part("state").textContent = text;
 }
 
-// A response without an error. While the members load, it waits.
+// A response without an error. While the models load, it waits.
 async function request(path, body) {
   const headers = body ? { "content-type": "application/json" } : {};
   // Headers are bytes: the key goes as UTF-8.
@@ -31,7 +31,7 @@ async function request(path, body) {
     }
     const { error } = await response.json().catch(() => ({ error: { message: `the server answered with status ${response.status}` } }));
     if (error.code !== "loading") throw new Error(error.message);
-    tell("The members are loading; the answer begins when they are ready.");
+    tell("The models are loading; the answer begins when they are ready.");
     await new Promise((resolve) => setTimeout(resolve, 1000));
   }
 }
@@ -95,7 +95,7 @@ function begin(question) {
   document.title = question;
   part("words").value = "";
   if (isTouched) part("words").blur();
-  tell("The members draft the first segment.");
+  tell("The first text is being written.");
   busy(true);
   draw(0);
   if (talk.length > 1) part("shown").scrollIntoView();

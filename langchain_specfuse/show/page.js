@@ -4,11 +4,12 @@
 const part = (id) => document.getElementById(id);
 let run, rounds, members; // the live page shows one run after another, and adds rounds
 const DASHES = ["", "dashed", "dotted"];
-const FINISHED = { stop: "its author ended it", stop_string: "a stop string appeared", length: "the budget was used up", refusal: "the members refused", check: "a check refused the rest" };
+const FINISHED = { stop: "its author ended it", stop_string: "a stop string appeared", length: "the budget was used up", refusal: "the models refused", check: "a check refused the rest" };
 const LEAVES = { exit: "voted out", error: "failed", timeout: "too slow", nan: "returned nonsense", overflow: "its context was full", denied: "refused access", not_found: "not found", budget: "the budget was spent" };
+const SHOWN_INSTEAD = 40; // so many characters of what was shown in the place of a refused draft
 let chosen = -1;
 let writing = false;
-let mark = null;
+let mark = null; // moves the line in the chart of weights, if there is one
 
 function use(other) {
   run = other;
@@ -37,6 +38,8 @@ function of(table, name) {
 
 // The member whose draft won. Additional samples of a member are separate drafts.
 const wrote = (item) => of(item.samples, item.winner) ?? item.winner;
+// Whether there was a choice between drafts. Where one model leads, it writes alone.
+const isVote = (item) => names(item.drafts).length > 1;
 const list = (value) => value ?? [];
 const names = (table) => Object.keys(table ?? {});
 const sum = (numbers) => numbers.reduce((a, b) => a + (b ?? 0), 0);
@@ -66,8 +69,9 @@ function bar(share, name) {
 }
 
 // What checks refused: the beginning that was kept, and the rest struck out. An endpoint may leave the text out.
-function struck(text, kept = 0) {
+function struck(text, kept = 0, author = "") {
   const made = node("td", { class: "words", dir: "auto" });
+  if (author) made.append(badge(author), node("span", { class: "unseen" }, `${visible(author)}: `));
   if (!text) made.append(node("span", { class: "small" }, "its text is not shown here"));
   else made.append(visible(text.slice(0, kept)), node("span", { class: "unseen" }, " refused: "), node("del", {}, visible(text.slice(kept))));
   return made;
@@ -89,7 +93,7 @@ function header() {
   const tokens = sum(agreed().map((one) => one.tokens));
   const rejections = sum([run, ...rounds].map((item) => list(item.rejected).length));
   const ending = writing ? "more is to come" : last ? of(FINISHED, last.finish) ?? "it is incomplete" : "no segment was agreed";
-  part("summary").textContent = `${count(rounds.length, "round")}, ${count(members.length, "member")}, ${count(tokens, "token")} in ${seconds.toFixed(1)} s; ${ending}${rejections ? `; checks refused ${count(rejections, "draft")}` : ""}`;
+  part("summary").textContent = `${count(rounds.length, "round")}, ${count(members.length, "model")}, ${count(tokens, "token")} in ${seconds.toFixed(1)} s; ${ending}${rejections ? `; checks refused ${count(rejections, "draft")}` : ""}`;
   (last ? part("keys") : part("run-part")).before(part("error")); // where the text ends
   part("error").hidden = !run.error;
   part("error").textContent = `${last ? "The answer broke off" : "There is no answer"}: ${visible(run.error)}`;
@@ -118,15 +122,24 @@ function drafted(item, name) {
 function legend() {
   const last = rounds.at(-1)?.weights;
   part("legend").replaceChildren();
+  const pieces = released().flat();
+  const length = (all) => sum(all.map((piece) => piece[1].length));
   for (const name of members) {
-    const wins = rounds.filter((item) => wrote(item) === name).length;
     const weight = of(last, name);
     const away = hasLeft(name) ? "left" : "in reserve";
-    const outcome = `: won ${count(wins, "round")}, ${weight === undefined ? away : `weight ${number(weight, 2)}`}`;
-    part("legend").append(node("li", {}, badge(name), node("bdi", {}, visible(name)), outcome));
+    const outcomes = [];
+    if (rounds.some(isVote)) {
+      outcomes.push(`won ${count(rounds.filter((item) => wrote(item) === name).length, "round")}`, weight === undefined ? away : `weight ${number(weight, 2)}`);
+    } else {
+      const share = length(pieces.filter((piece) => piece[0] === name)) / Math.max(1, length(pieces));
+      if (name === rounds[0]?.lead) outcomes.push("leads");
+      if (share) outcomes.push(share === 1 ? "wrote the whole text" : `wrote ${Math.round(100 * share)}% of the text`);
+      if (!share && name !== rounds[0]?.lead || hasLeft(name)) outcomes.push(away);
+    }
+    part("legend").append(node("li", {}, badge(name), node("bdi", {}, visible(name)), `: ${outcomes.join(", ")}`));
   }
   if (rounds.some((item) => item.forced)) {
-    part("legend").append(node("li", {}, node("span", { class: "badge", "aria-hidden": "true" }, "·"), "forced text: the format leaves no choice, so there is no vote"));
+    part("legend").append(node("li", {}, node("span", { class: "badge", "aria-hidden": "true" }, "·"), "forced text: the format leaves no choice"));
   }
 }
 
@@ -138,15 +151,21 @@ function departed(one, most = Infinity) {
   return visible(`${one.member} left (${how})${why ? `: ${why}` : ""}`);
 }
 
+// Who writes on after a round in which somebody left.
+function goingOn(at) {
+  const gone = rounds.slice(0, at + 1).flatMap((before) => list(before.left).map((one) => one.member));
+  const staying = (all) => [...new Set(all)].filter((name) => !gone.includes(name));
+  const writers = names(rounds[at].drafts).map((name) => of(rounds[at].samples, name) ?? name);
+  return staying(writers).length ? staying(writers) : staying(names(rounds[at].weights));
+}
+
 // Who left in a round, why, and who goes on. A member that drafted in this round left after its text, others before it.
 function takeovers(at) {
   const item = rounds[at];
   const leaving = list(item.left);
   if (!leaving.length) return { before: "", after: "" };
-  const gone = rounds.slice(0, at + 1).flatMap((before) => list(before.left).map((one) => one.member));
-  const staying = (all) => [...new Set(all)].filter((name) => !gone.includes(name));
   const writers = names(item.drafts).map((name) => of(item.samples, name) ?? name);
-  const others = staying(writers).length ? staying(writers) : staying(names(item.weights));
+  const others = goingOn(at);
   const goOn = others.length ? [`${others.map(visible).join(" and ")} ${others.length > 1 ? "go" : "goes"} on`] : [];
   const said = (all, end) => (all.length ? [...all.map((one) => departed(one, 160)), ...end].join("; ") : "");
   const drafted = (one) => writers.includes(one.member);
@@ -211,6 +230,7 @@ function answer(from) {
     segment.dataset.at = at;
     for (const [author, text] of pieces[at]) {
       const piece = node("span", { class: author ? `piece ${kind(author)}` : "piece forced" }, visible(text) || shownText);
+      if (!text) piece.dataset.empty = ""; // nothing was shown in this round
       if (author !== before) piece.dataset.by = label(author);
       before = author;
       segment.append(piece);
@@ -242,10 +262,10 @@ function weights() {
 }
 
 function left() {
-  const gone = rounds.flatMap((item) => list(item.left).map((one) => ({ round: item.round, ...one })));
-  if (!gone.length) return part("left").replaceChildren("All members stayed to the end.");
-  part("left").replaceChildren(table("Members that left", [head("member", "col", "words"), "round", head("how", "col", "words"), head("why", "col", "words")],
-    gone.map((one) => node("tr", {}, named(one.member), cell(String(one.round)), words(of(LEAVES, one.kind) ?? one.kind ?? ""), words(one.reason ?? "")))));
+  const gone = rounds.flatMap((item, at) => list(item.left).map((one) => ({ round: item.round, next: goingOn(at).join(", "), ...one })));
+  part("left-part").hidden = !gone.length;
+  part("left").replaceChildren(table("Models that left", [...["model", "how", "why", "who went on"].map((text) => head(text, "col", "words")), "round"],
+    gone.map((one) => node("tr", {}, named(one.member), words(of(LEAVES, one.kind) ?? one.kind ?? ""), words(one.reason ?? ""), words(one.next), cell(String(one.round))))));
 }
 
 function checks() {
@@ -259,19 +279,38 @@ function checks() {
   }
   const all = [...rounds.flatMap((item) => list(item.rejected).map((one) => ({ round: item.round, ...one }))), ...list(run.rejected)];
   part("checks-part").hidden = !totals.size && !all.length;
+  (rounds.length ? part("whole") : part("run-part")).before(part("checks-part"));
   part("checks").replaceChildren();
+  if (all.length) part("checks").append(rejections(all, true));
   if (totals.size) part("checks").append(table("How often each check was passed", [head("check", "col", "words"), "passed", "rejected"],
     [...totals].map(([name, counts]) => node("tr", {}, head(visible(name), "row"), ...counts.map((many) => cell(String(many)))))));
-  if (all.length) part("checks").append(rejections(all, true));
+}
+
+// What was shown in the place of a refused draft: what follows the part of it that was kept.
+function replacement(one, shown) {
+  if (one.is_shown) return ["shown all the same"];
+  const at = rounds.findIndex((item) => item.round >= one.round);
+  const later = at < 0 ? [] : shown.slice(at).flat();
+  const kept = (one.held_back ?? "") + one.text.slice(0, one.kept);
+  const rest = joined(later).startsWith(kept) ? cut(later, kept.length)[1] : later;
+  const first = cut(rest, SHOWN_INSTEAD)[0].filter((piece) => piece[1]);
+  if (!first.length) return ["nothing"];
+  const author = first.find((piece) => piece[0])?.[0] ?? "";
+  const more = joined(rest).length > SHOWN_INSTEAD ? "…" : "";
+  return [badge(author), visible(joined(first)) + more];
 }
 
 function rejections(all, withRound = false) {
-  const heads = [head("member", "col", "words"), head("draft", "col", "words"), head("check", "col", "words"), head("why", "col", "words")];
-  return table("Drafts that checks refused", withRound ? ["round", ...heads] : heads, all.map((one) => {
-    const row = node("tr", {}, ...(withRound ? [cell(String(one.round))] : []), named(one.member), struck((one.held_back ?? "") + one.text, (one.held_back ?? "").length + one.kept), words(one.check), words(one.reason));
-    if (one.is_shown) row.lastChild.append(node("span", { class: "small" }, "shown all the same"));
-    return row;
+  const shown = released();
+  const heads = ["refused text", "why", "shown instead"].map((text) => head(text, "col", "words"));
+  const made = table("Drafts that checks refused", withRound ? ["round", ...heads] : heads, all.map((one) => {
+    const before = one.held_back ?? "";
+    const why = node("td", { class: "words", dir: "auto" }, visible(one.reason), node("span", { class: "small" }, visible(one.check)));
+    const instead = node("td", { class: "words", dir: "auto" }, ...replacement(one, shown));
+    return node("tr", {}, ...(withRound ? [cell(String(one.round))] : []), struck(before + one.text, before.length + one.kept, one.member), why, instead);
   }));
+  made.classList.add("refusals");
+  return made;
 }
 
 function thoughts(items, place) {
@@ -285,6 +324,8 @@ function thoughts(items, place) {
 }
 
 function costs() {
+  const votes = rounds.some(isVote);
+  const phases = votes ? ["draft", "verify"] : ["draft"];
   const standing = agreed();
   const wall = (phase) => sum(rounds.map((item) => of(item.seconds, phase)));
   const own = (phase, name, what) => sum(rounds.map((item) => of(of(item.tokens, phase), name)?.[what]));
@@ -293,24 +334,31 @@ function costs() {
     const [drafting, verifying] = [own("draft", name, "seconds"), own("verify", name, "seconds")];
     const written = sum(rounds.map((item) => drafted(item, name)));
     const stands = sum(standing.filter((one) => one.author === name).map((one) => one.tokens));
-    return node("tr", {}, named(name),
-      cell(number(drafting, 2), bar(drafting / longest, name)), cell(number(verifying, 2), bar(verifying / longest, name)),
-      cell(String(written)), cell(String(stands)),
-      ...["draft", "verify"].flatMap((phase) => ["read", "reused"].map((what) => cell(String(own(phase, name, what))))));
+    const seconds = [cell(number(drafting, 2), bar(drafting / longest, name)), cell(number(verifying, 2), bar(verifying / longest, name))];
+    const read = phases.flatMap((phase) => ["read", "reused"].map((what) => cell(String(own(phase, name, what)))));
+    return node("tr", {}, named(name), ...seconds.slice(0, phases.length), cell(String(written)), ...(votes ? [cell(String(stands))] : []), ...read);
   });
-  rows.push(node("tr", {}, head("by the clock", "row"), cell(number(wall("draft"), 2)), cell(number(wall("verify"), 2)), ...Array.from({ length: 6 }, () => cell(""))));
-  part("costs").replaceChildren(table("By phase and member: seconds, and tokens of each member's own", [head("member", "col", "words"),
-    "drafting, s", "scoring, s", "drafted", "agreed", "read to draft", "found in cache", "read to score", "found in cache "], rows));
+  const clock = phases.map((phase) => cell(number(wall(phase), 2)));
+  const rest = Array.from({ length: votes ? 6 : 3 }, () => cell(""));
+  rows.push(node("tr", {}, head("by the clock", "row"), ...clock, ...rest));
+  const heads = votes
+    ? ["drafting, s", "scoring, s", "drafted", "agreed", "read to draft", "found in cache", "read to score", "found in cache "]
+    : ["writing, s", "written", "read", "found in cache"];
+  part("costs").replaceChildren(table("Seconds of each model, and tokens of its own", [head("model", "col", "words"), ...heads], rows));
 }
 
 function tables() {
-  part("table").replaceChildren(folded("As a table", () =>
+  const votes = rounds.some(isVote);
+  const heads = ["round", head("author", "col", "words"), head(votes ? "segment" : "text", "col", "words"), ...(votes ? ["total", "margin", "dissent"] : ["refused"]), "seconds"];
+  const counted = (item) => (votes ? [of(item.totals, item.winner), item.margin, item.dissent].map((value) => number(value)) : [String(list(item.rejected).length)]);
+  part("table").replaceChildren();
+  if (votes) part("table").append(folded("As a table", () =>
     table("Weights after each round", ["round", ...members], rounds.map((item) =>
       node("tr", {}, head(String(item.round), "row"), ...members.map((name) => cell(number(of(item.weights, name)))))))));
   part("all").replaceChildren(folded(`Show ${count(rounds.length, "round")} as a table`, () =>
-    table("Rounds", ["round", head("author", "col", "words"), head("segment", "col", "words"), "total", "margin", "dissent", "seconds"], rounds.map((item) =>
+    table("Rounds", heads, rounds.map((item) =>
       node("tr", {}, head(String(item.round), "row"), node("td", { class: "words" }, badge(item.winner), visible(item.winner)), words(item.text),
-        ...[of(item.totals, item.winner), item.margin, item.dissent].map((value) => cell(number(value))), cell(number(sum(Object.values(item.seconds ?? {})), 2)))))));
+        ...[...counted(item), number(sum(Object.values(item.seconds ?? {})), 2)].map((value) => cell(value)))))));
 }
 
 // The run with the rounds from this one on.
@@ -321,7 +369,9 @@ function draw(from) {
   header();
   legend();
   answer(from);
-  if (rounds.length) mark = weights();
+  part("weights-part").hidden = !rounds.some(isVote);
+  part("answer").classList.toggle("alone", !rounds.some(isVote));
+  mark = rounds.some(isVote) ? weights() : null;
   if (chosen >= 0) place();
 }
 
@@ -350,7 +400,7 @@ function show(at) {
 }
 
 function place() {
-  mark(chosen + 1);
+  mark?.(chosen + 1);
   part("round-head").textContent = `Round ${rounds[chosen].round} of ${rounds.at(-1).round}`;
   part("back").disabled = chosen === 0;
   part("on").disabled = chosen === rounds.length - 1;

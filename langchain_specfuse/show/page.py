@@ -38,7 +38,7 @@ def live(trace: Mapping[str, Any]) -> str:
     contains the template of a saved run's page."""
     saved = f'<script type="application/json" id="shell">{_data(_filled(ask=""))}</script>\n'
     blank = {
-        "title": "One answer from several models",
+        "title": "Ask a question",
         "run": _data(trace),
         "answer": "none yet",
     }

@@ -5,7 +5,7 @@ const blank = part("run").textContent;
 const title = part("question").textContent;
 const talk = []; // the runs, the oldest first
 
-// What the members get: the earlier questions and answers, then the new question. An answer that broke off counts as far as it came.
+// What the models get: the earlier questions and answers, then the new question. An answer that broke off counts as far as it came.
 function messages() {
   const earlier = talk.slice(0, -1).filter((one) => spoken(one).trim());
   const turns = earlier.flatMap((one) => [{ role: "user", content: one.question }, { role: "assistant", content: spoken(one) }]);
@@ -68,5 +68,5 @@ function anew() {
 }
 
 function introduce() {
-  part("summary").replaceChildren("They write one answer together, segment by segment: ", ...members.map((name) => node("span", { class: "member" }, badge(name), visible(name))));
+  part("summary").replaceChildren(members.length > 1 ? "These models answer: " : "This model answers: ", ...members.map((name) => node("span", { class: "member" }, badge(name), visible(name))));
 }

@@ -17,16 +17,16 @@ FINISHED = {
     "stop": "its author ended it",
     "stop_string": "a stop string appeared",
     "length": "the budget was used up",
-    "refusal": "the members refused",
+    "refusal": "the models refused",
     "check": "a check refused the rest",
 }
-STALLED = "no member could continue it"
+STALLED = "no model could continue it"
 MAX_WEIGHTS = 5
 """With more members than this, a row shows only its author's weight."""
 SEGMENT = 2
 """The column of the segment, which becomes narrower if a line is too long."""
 MIN_SEGMENT = 12
-NUMBERS = (0, 3, 4, 6)
+NUMBERS = {"#", "total", "margin", "seconds"}
 """The columns that are aligned to the right."""
 _CONTROLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
 _CONTROLS |= dict.fromkeys(range(127, 160), 0xFFFD)
@@ -114,19 +114,25 @@ def table(
     width: int = 100,
     unfinished: Sequence[Rejection] = (),
 ) -> str:
-    """One line per round with its events, then a summary. ``unfinished`` contains the drafts that
-    checks refused in a last round that was never finished."""
-    weights = "weights" if len(paint.names) <= MAX_WEIGHTS else "weight"
-    head = ["#", "author", "segment", "total", "margin", weights, "seconds"]
-    rows = [_row(item, paint.names) for item in rounds]
+    """One line per round with its events, then a summary. Where one model leads, no line has the
+    columns of a vote. ``unfinished`` contains the drafts that checks refused in a last round that
+    was never finished."""
+    head = ["#", "author", "text", "seconds"]
+    rows = [_row(item) for item in rounds]
+    if any(len(item.drafts) > 1 for item in rounds):
+        weights = "weights" if len(paint.names) <= MAX_WEIGHTS else "weight"
+        head[SEGMENT:-1] = ["segment", "total", "margin", weights]
+        for item, row in zip(rounds, rows, strict=True):
+            row[-1:-1] = _vote(item, paint.names)
     columns = zip(head, *rows, strict=True)
     widths = [max(len(cell) for cell in column) for column in columns]
     spaces = 2 * (len(head) - 1)
     free = width - spaces - (sum(widths) - widths[SEGMENT])
     widths[SEGMENT] = max(MIN_SEGMENT, min(widths[SEGMENT], free))
-    lines = [paint.coded(BOLD, _line(head, widths))]
+    right = [name in NUMBERS for name in head]
+    lines = [paint.coded(BOLD, _line(head, widths, right))]
     for item, row in zip(rounds, rows, strict=True):
-        lines.append(paint.by(item.member, _line(row, widths)))
+        lines.append(paint.by(item.member, _line(row, widths, right)))
         if item.looped:
             lines.append(_note(paint, DIM, f"loops, not eligible: {', '.join(item.looped)}"))
         if item.evidence:
@@ -164,34 +170,32 @@ def departed(left: Departure) -> list[str]:
     return [f"{left.member} left ({left.kind}): {left.reason}", *notes_in(left.cause)]
 
 
-def _row(item: Round, names: Sequence[str]) -> list[str]:
+def _row(item: Round) -> list[str]:
     segment = repr(item.segment.text)
     if item.segment.ended:
         segment += " ■"
+    seconds = f"{sum(item.seconds.values()):.2f}"
+    return [str(item.number), item.winner, segment, seconds]
+
+
+def _vote(item: Round, names: Sequence[str]) -> list[str]:
+    """The winner's total and margin, and everybody's weight."""
     total = margin = "-"
     if item.winner in item.totals and item.margin < 1.0:  # there was a vote
         total = f"{item.totals[item.winner]:.3f}"
         margin = f"+{item.margin:.3f}"
     weights = {name: f"{weight:.2f}" for name, weight in item.weights.items()}
     shown = names if len(names) <= MAX_WEIGHTS else [item.member]
-    return [
-        str(item.number),
-        item.winner,
-        segment,
-        total,
-        margin,
-        " ".join(weights.get(name, "-   ") for name in shown),
-        f"{sum(item.seconds.values()):.2f}",
-    ]
+    return [total, margin, " ".join(weights.get(name, "-   ") for name in shown)]
 
 
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+def _line(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
     shown = []
-    for column, (cell, width) in enumerate(zip(cells, widths, strict=True)):
+    for cell, width, is_right in zip(cells, widths, right, strict=True):
         text = one_line(cell)
         if len(text) > width:
             text = text[: width - 1] + "…"
-        shown.append(text.rjust(width) if column in NUMBERS else text.ljust(width))
+        shown.append(text.rjust(width) if is_right else text.ljust(width))
     return "  ".join(shown).rstrip()
 
 

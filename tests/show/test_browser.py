@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from langchain_specfuse import Trace
+from langchain_specfuse import (
+    ScriptedMember,
+    SpecFuseChatModel,
+    Trace,
+    TraceCallbackHandler,
+    checks,
+)
 
 from .runs import HOSTILE, QUESTION, a_round, long, scripted
 
@@ -18,7 +26,7 @@ def test_the_answer_is_shown_by_segment_and_a_click_shows_its_round(opened):
     assert one.segments() == [item["text"] for item in trace.rounds]
     kinds = one.page.eval_on_selector_all(".piece", "all => all.map(one => one.className)")
     assert kinds == [f"piece m{trace.members.index(item['winner'])}" for item in trace.rounds]
-    assert "5 rounds, 3 members" in one.text("#summary") and "its author ended it" in one.text(
+    assert "5 rounds, 3 models" in one.text("#summary") and "its author ended it" in one.text(
         "#summary"
     )
     gone = next(left for item in trace.rounds for left in item["left"])
@@ -93,7 +101,7 @@ def refusing() -> Trace:
 def test_what_checks_refused_is_struck_out_where_keys_reach_it(opened):
     one = opened(refusing().html())
     assert "a check refused the rest; checks refused 2 drafts" in one.text("#summary")
-    assert "2 members, 3 tokens" in one.text("#summary"), "withdrawn tokens do not count"
+    assert "2 models, 3 tokens" in one.text("#summary"), "withdrawn tokens do not count"
     one.page.focus(".segment")
     one.page.keyboard.press("End")
     assert "Round 2 of 2" in one.text("#round-head")
@@ -116,7 +124,7 @@ def test_what_checks_refused_is_struck_out_where_keys_reach_it(opened):
     )
     assert set(lines) == {"line-through"}
     whole = one.page.locator("#checks tbody tr").all_inner_texts()
-    assert whole[0].split() == ["no_promises", "2", "2"] and len(whole) == 3
+    assert whole[-1].split() == ["no_promises", "2", "2"] and len(whole) == 3
 
 
 def test_what_was_refused_before_an_answer_failed_is_shown(opened):
@@ -295,12 +303,43 @@ def test_axe_finds_no_barrier(opened, scheme, width):
     assert one.page.evaluate("document.documentElement.scrollWidth") <= width
 
 
+def leading(**options: Any) -> Trace:
+    """One model leads; a check refuses some of its text, and a reserve is there."""
+    reply = "We are glad to help. Your order is late, but it arrives tomorrow before noon."
+    lead = ScriptedMember(f"We are sorry. {reply[21:]}", name="a", **options)
+    recorder = TraceCallbackHandler()
+    llm = SpecFuseChatModel(
+        members=[lead, ScriptedMember(reply, name="b")],
+        lead="a",
+        checks=[checks.forbids("(?i)sorry")],
+    )
+    llm.invoke("Where is my order?", {"callbacks": [recorder]})
+    return recorder.trace
+
+
+def test_where_one_model_leads_the_page_shows_checks_and_takeovers_and_nothing_of_a_vote(opened):
+    one = opened(leading(fails_in=3).html())
+    one.unfold()
+    everything = one.text("main").lower()
+    for word in ("vote", "voting", "weight", "score", "scoring", "margin", "dissent", "reward"):
+        assert word not in everything
+    assert one.page.locator("#weights-part").is_hidden()
+    assert "a: leads, wrote" in one.text("#legend") and "b: wrote" in one.text("#legend")
+    refused = one.page.locator("#checks [aria-label='Drafts that checks refused'] tbody tr")
+    assert refused.first.locator("del").inner_text().startswith(" sorry")
+    why, instead = refused.first.locator("td").all_inner_texts()[-2:]
+    assert "contains 'sorry'" in why and instead.startswith("2")
+    (gone,) = one.page.locator("#left tbody tr").all_inner_texts()
+    assert gone.split("\t")[1:4] == ["failed", "RuntimeError: scripted failure", "b"]
+    assert one.page.evaluate("document.documentElement.scrollWidth") <= 1280
+
+
 def test_members_in_reserve_have_not_left(opened):
     """The lead writes alone; the reserve has no weight."""
     lead = a_round(1, {"a": "A coat."}, "a", lead="a", ended=True, finish="stop")
     one = opened(Trace([lead], members=["a", "b"]).html())
-    assert "b: won 0 rounds, in reserve" in one.text("#legend")
+    assert "b: in reserve" in one.text("#legend")
     assert one.page.locator("#weights path.out").count() == 0
     gone = {"member": "b", "kind": "timeout", "reason": "too slow", "round": 1}
     left = opened(Trace([{**lead, "left": [gone]}], members=["a", "b"]).html())
-    assert "b: won 0 rounds, left" in left.text("#legend")
+    assert "b: left" in left.text("#legend")

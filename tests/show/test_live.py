@@ -202,7 +202,7 @@ def test_what_checks_refused_is_on_the_page_only_if_the_server_shows_it(serve, o
     assert "".join(one.segments()) == "We hope so."
     assert "checks refused 1 draft" in one.text("#summary")
     why = "contains 'guarantee'"
-    row = one.page.locator("#checks tbody tr").last.inner_text()
+    row = one.page.locator("#checks .refusals tbody tr").inner_text()
     assert why in row and ("We guarantee it all." in row) == shown
     everything = one.page.content().replace(why, "").replace("forbids('guarantee')", "")
     assert ("guarantee" in everything) == shown
@@ -445,7 +445,7 @@ class Loading(ScriptedMember):
 def test_a_question_waits_for_the_members_and_an_error_keeps_what_was_there(serve, opened):
     one = opened(url=serve(ensemble(Loading(BLUE, fails_in=3)), ready=False).url)
     ask(one, "Why?", state="visible")
-    one.page.wait_for_selector("#state >> text=The members are loading")
+    one.page.wait_for_selector("#state >> text=The models are loading")
     Loading.go_on.set()
     one.page.wait_for_selector("#stop", state="hidden")
     assert len(one.segments()) == 2 and "broke off: no member is left" in one.text("#error")

@@ -46,6 +46,15 @@ def test_the_table_names_what_happened_in_a_round():
     assert Paint(["a"], on=True).by("", "x") == "\x1b[2mx\x1b[0m", "forced text is dim"
 
 
+def test_the_table_has_the_columns_of_a_vote_only_if_there_was_one():
+    lead = a_round("Blue", "Blue")
+    head = table([lead], Paint(["a", "b"], on=False)).splitlines()[0]
+    assert head.split() == ["#", "author", "text", "seconds"]
+    vote = replace(lead, drafts={**lead.drafts, "b": Draft("Red")})
+    head = table([lead, vote], Paint(["a", "b"], on=False)).splitlines()[0]
+    assert head.split() == ["#", "author", "segment", "total", "margin", "weights", "seconds"]
+
+
 def test_the_table_strikes_out_what_checks_refused():
     guarantee = Rejection("b", " We\nguarantee it", "no_promises", "promises something")
     cut = Rejection("a", " We hope to guarantee", "no_promises", "promises something", kept=8)
