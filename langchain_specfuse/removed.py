@@ -23,6 +23,7 @@ REMOVED: Mapping[str, str] = {
     ),
     'trace="members"': "leave it out: each round's run has what every member drafted and scored",
     'trace="summary"': "leave it out: the default has the same metadata, and a run for each round",
+    "embeddings=": "leave it out, and make the calibration file again: the router reads words",
     "langchain-specfuse plan": "ask a question: if a model does not fit, an error says so; "
     "gpu=, memory= and tensor_parallel= of VllmMember choose its place",
 }

@@ -22,10 +22,10 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from ..core.routing import Router
+from ..core.routing import N_GRAMS, Router
 from ..core.values import Turn
 from ..errors import UsageError, advised
-from .routing import Routing, check_embeddings, routed
+from .routing import Routing, routed
 
 log = logging.getLogger("langchain_specfuse")
 FORMAT = 2
@@ -90,19 +90,12 @@ class Calibration:
         router = self.router and self.router.as_dict()
         return {"specfuse_calibration": FORMAT, **asdict(self), "method": method, "router": router}
 
-    def lead_for(self, turns: Iterable[Turn], embeddings: Any = None) -> Routing:
-        """Who leads the answer to this conversation, and why. ``embeddings``: those that the router
-        was made with, if any. If they fail, the best single member leads."""
+    def lead_for(self, turns: Iterable[Turn]) -> Routing:
+        """Who leads the answer to this conversation, and why."""
         if not self.leads:
             return Routing(None, "vote")
         if self.router is not None:
-            try:
-                return routed(self.router, turns, embeddings)
-            except UsageError:
-                raise
-            except Exception as error:  # without its text, which may quote the question
-                kind = type(error).__name__
-                log.warning("the embeddings failed (%s), so %s leads", kind, self.lead)
+            return routed(self.router, turns)
         return Routing(self.lead, "calibration", self.members)
 
     @property
@@ -141,6 +134,9 @@ class Calibration:
             if value == "inf":
                 data["method"][option] = math.inf
         calibration: Calibration = _ADAPTER.validate_python(data)
+        router = calibration.router
+        if router is not None and router.features != N_GRAMS:
+            raise ValueError(f"its router reads {router.features}, which this version does not")
         return calibration
 
 
@@ -191,9 +187,8 @@ def _unreadable(path: str | Path, reason: object) -> UsageError:
     return advised(error, ADVICE)
 
 
-def calibration_for(path: str, writers: Sequence[str], embeddings: Any) -> Calibration:
-    """The content of a calibration file, which must fit the members that write and the
-    embeddings."""
+def calibration_for(path: str, writers: Sequence[str]) -> Calibration:
+    """The content of a calibration file, which must fit the members that write."""
     calibration = _read(path, _modified_ns(path))
     if set(calibration.members) != set(writers):
         foreign = UsageError(
@@ -201,8 +196,6 @@ def calibration_for(path: str, writers: Sequence[str], embeddings: Any) -> Calib
             f"are {', '.join(writers)}"
         )
         raise advised(foreign, "calibrate these members, or leave calibration out")
-    if calibration.router and calibration.router.embeddings:
-        check_embeddings(calibration.router.embeddings, embeddings)
     return calibration
 
 

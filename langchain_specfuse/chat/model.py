@@ -49,7 +49,6 @@ from .options import NOT_FOR_A_CALL, STRUCTURED, Call, Options, translated_field
 from .question import Question, aloaded, loaded, warn_where_votes_decide_nothing
 from .references import has_chat_model, names_of
 from .report import Report, RunScope, Summary
-from .routing import name_of
 from .schemas import openai_tools
 
 log = logging.getLogger("langchain_specfuse")
@@ -94,8 +93,7 @@ class SpecFuseChatModel(Options, BaseChatModel):
     >>> llm.invoke("How is the sky?").text
     'The sky is blue.'
 
-    All fields but ``calibration``, ``embeddings``, ``streaming`` and LangChain's own can be chosen
-    for a call too:
+    All fields but ``calibration``, ``streaming`` and LangChain's own can be chosen for a call too:
     ``llm.invoke(question, temperature=0.7)``, ``llm.bind(stop=["\\n"])``, ``configurable_fields``.
     Members are shared: two chat models that name the same member use one copy of its weights.
     """
@@ -169,7 +167,7 @@ class SpecFuseChatModel(Options, BaseChatModel):
         with langchain_errors():
             call = self._checked(stop, run_scope, **kwargs)
             ask = partial(Question.of, messages, call, stop, kwargs, is_whole=is_whole)
-            # A schema or an embedding can take long, and so can making members from their names.
+            # A schema can take long, and so can making members from their names.
             is_slow = kwargs or self.calibration or self._held is None
             question = await asyncio.to_thread(ask) if is_slow else ask()
             probes = await aloaded(question.ensemble, question.call)
@@ -544,10 +542,10 @@ class SpecFuseChatModel(Options, BaseChatModel):
         return True
 
     def to_json(self) -> Any:
-        """The chat model as JSON, if its members are names and it has neither checks nor
-        embeddings. LangChain's form of "not implemented" otherwise."""
+        """The chat model as JSON, if its members are names and it has no checks. Otherwise,
+        LangChain's form of "not implemented"."""
         are_names = all(isinstance(member, str) for member in [*self.members, *self.verifiers])
-        if are_names and not self.checks and self.embeddings is None:
+        if are_names and not self.checks:
             return super().to_json()
         return self.to_json_not_implemented()
 
@@ -576,9 +574,7 @@ class SpecFuseChatModel(Options, BaseChatModel):
     def __repr_args__(self) -> Any:
         yield "members", names_of(self.members)
         yield "verifiers", names_of(self.verifiers)
-        if self.embeddings is not None:  # its own text may hold a key
-            yield "embeddings", name_of(self.embeddings)
-        hidden = {"members", "verifiers", "profile", "metadata", "embeddings"}
+        hidden = {"members", "verifiers", "profile", "metadata"}
         if not self.checks:
             hidden.add("checks")
         for name, value in super().__repr_args__():

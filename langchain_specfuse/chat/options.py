@@ -19,7 +19,7 @@ from ..core.checks import Check
 from ..core.options import METHODS, Flag, Method, Settings
 from ..core.values import Turn
 from ..errors import UsageError, advised, meant
-from ..removed import removed
+from ..removed import REMOVED, removed
 from .calibration import calibration_for, lead_id_of
 from .functions import function_id
 from .references import check_prices, has_chat_model, members_list, names_of
@@ -51,10 +51,6 @@ class Options(Settings):
         default=None,
         description="file that doctor --calibration wrote: which member leads which questions, and "
         "how the others take part",
-    )
-    embeddings: Any = Field(
-        default=None,
-        description="LangChain embeddings, for a calibration whose router was made with them",
     )
     streaming: Flag | None = Field(
         default=None,
@@ -99,14 +95,6 @@ class Options(Settings):
     def _path_as_text(cls, path: Any) -> Any:
         return os.fspath(path) if isinstance(path, os.PathLike) else path
 
-    @field_validator("embeddings")
-    @classmethod
-    def _check_embeddings(cls, embeddings: Any) -> Any:
-        if embeddings is None or callable(getattr(embeddings, "embed_query", None)):
-            return embeddings
-        error = UsageError(f"embeddings must be LangChain's Embeddings, got {embeddings!r:.200}")
-        raise advised(error, "for example embeddings=OpenAIEmbeddings(model='...')")
-
     @field_validator("result")
     @classmethod
     def _read_function(cls, result: Any) -> Any:
@@ -130,7 +118,7 @@ class Options(Settings):
         return names_of([*self.members, *self.verifiers])
 
 
-NOT_FOR_A_CALL = ("calibration", "embeddings", "streaming")
+NOT_FOR_A_CALL = ("calibration", "streaming")
 """Options that are chosen when the chat model is made, not for one call."""
 
 
@@ -219,7 +207,7 @@ class Call(Options):
         the user did not choose them."""
         if not self.calibration:
             return self
-        calibration = calibration_for(self.calibration, self.writers, self.embeddings)
+        calibration = calibration_for(self.calibration, self.writers)
         changes: dict[str, Any] = {}
         if self.lead == "auto" and not calibration.leads:
             changes["lead"] = None
@@ -237,8 +225,7 @@ class Call(Options):
         """Who leads this answer, if the calibration file decides that."""
         if not self.calibration or not self._leaves_lead_open:
             return None
-        calibration = calibration_for(self.calibration, self.writers, self.embeddings)
-        return calibration.lead_for(turns, self.embeddings)
+        return calibration_for(self.calibration, self.writers).lead_for(turns)
 
     @property
     def lead_id(self) -> str | None:
@@ -461,6 +448,8 @@ def _with_model(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _unknown(name: str, known: Iterable[str]) -> UsageError:
     """The error for an option that does not exist, or that cannot be chosen here."""
+    if f"{name}=" in REMOVED:
+        return removed(f"{name}=")
     if name in NOT_FOR_A_CALL or name in BaseChatModel.model_fields:
         error = UsageError(f"{name} is chosen when the chat model is made, not for one call")
         another = f"SpecFuseChatModel(..., {name}=...), or another chat model"

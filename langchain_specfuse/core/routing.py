@@ -1,10 +1,10 @@
 """Predicts from the text of a question which member should lead.
 
-A :class:`Router` is a linear model. A question is a vector of unit length: hashed n-grams by
-default, or an embedding. The prediction for a member is its share of right answers on all labelled
-questions, plus the sum of the vector's values times the member's weights. The weights come from
-ridge regression (``evaluation.routing``). With little evidence, the prediction therefore stays near
-the share, and the best single member leads.
+A :class:`Router` is a linear model. A question is a vector of unit length: hashed n-grams. The
+prediction for a member is its share of right answers on all labelled questions, plus the sum of the
+vector's values times the member's weights. The weights come from ridge regression
+(``evaluation.routing``). With little evidence, the prediction therefore stays near the share, and
+the best single member leads.
 
 A prediction needs no other package. It takes about a millisecond for a question of any length,
 because at most :data:`LONGEST` characters of it are read.
@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import mul
 from typing import Any, TypeAlias
@@ -41,12 +41,9 @@ Features: TypeAlias = Mapping[int, float]
 """A vector of unit length: position -> value, without zeros."""
 
 
-def features_of(
-    turns: Iterable[Turn], read: Callable[[str], Features] | None = None
-) -> dict[int, float]:
+def features_of(turns: Iterable[Turn]) -> dict[int, float]:
     """The features of a conversation: those of the user's last message, plus half of those of the
-    beginning of the one before, because "And the second one?" says little alone. ``read`` makes
-    features from a text (default: :func:`n_grams`).
+    beginning of the one before, because "And the second one?" says little alone.
 
     System messages, answers and results of tools are left out, so one member leads through all tool
     calls that follow a question.
@@ -55,14 +52,13 @@ def features_of(
     >>> one == features_of([Turn("user", "Add 2 and 3."), Turn("tool", "5")])
     True
     """
-    read = read or n_grams
     said = [turn.text for turn in turns if turn.role == "user"] or [""]
     last = said[-1]
     if len(last) > LONGEST:
         last = f"{last[: LONGEST // 2]} {last[-LONGEST // 2 :]}"
-    features = dict(read(last))
+    features = n_grams(last)
     if len(said) > 1:
-        for position, value in read(said[-2][:BEFORE]).items():
+        for position, value in n_grams(said[-2][:BEFORE]).items():
             features[position] = features.get(position, 0.0) + value / 2
     return unit(features)
 
@@ -105,15 +101,6 @@ def unit(values: Mapping[int, float]) -> dict[int, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Embedded:
-    """The embeddings that a router was made with."""
-
-    name: str
-    """The class, and the model if it has a name."""
-    dimension: int
-
-
-@dataclass(frozen=True, slots=True)
 class Router:
     """Predicts how likely each member's answer is to be right."""
 
@@ -123,8 +110,6 @@ class Router:
     weights: Mapping[int, Sequence[float]] = field(repr=False)
     """position -> a weight for each member, in the order of ``shares``."""
     features: str = N_GRAMS
-    embeddings: Embedded | None = None
-    """None: the router reads hashed n-grams."""
 
     def predicted(self, features: Features) -> dict[str, float]:
         """member -> the prediction for a question with these features. It is not limited to 0 to
@@ -149,10 +134,8 @@ class Router:
             str(position): [float(f"{weight:.4g}") for weight in row]
             for position, row in sorted(self.weights.items())
         }
-        embedded = self.embeddings
         return {
             "features": self.features,
-            "embeddings": embedded and {"name": embedded.name, "dimension": embedded.dimension},
             "shares": dict(self.shares),
             "weights": rows,
         }

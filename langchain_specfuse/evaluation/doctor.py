@@ -9,17 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..chat.calibration import ROUTER, Calibration, Tried
 from ..chat.members import ensemble_for
 from ..chat.references import members_list
-from ..chat.routing import embedded, name_of
 from ..core.member import Member
 from ..core.options import Method, Settings
-from ..core.routing import Embedded, Router, features_of
+from ..core.routing import Router, features_of
 from ..errors import UsageError, advised, amount
 from .comparison import GAP, Comparison, by_system, mean, scores_of, upper_bound
 from .gate import tried, weights
@@ -36,8 +34,6 @@ FEWEST = 20
 VOTE, CONSENSUS = "vote", "consensus"
 CONSULTING = 0.5
 """The margin beyond which the others correct the lead, unless the user chose a finite one."""
-SOME_TEXT = "How long is it?"
-"""Its embedding shows whether embeddings work, and how many numbers they return."""
 QUESTIONS = Path(__file__).with_name("doctor.jsonl")
 
 
@@ -125,15 +121,11 @@ def diagnosed(
     watch: Watch | None = None,
     progress: Callable[[str], object] | None = None,
     at_once: int = AT_ONCE,
-    embeddings: Any = None,
 ) -> Diagnosis:
     """Check, measure and advise. ``members``: as for SpecFuseChatModel, or by name.
     ``results`` stores the answers, so that an interrupted run continues. ``progress`` is told which
-    member is being loaded and checked; ``watch`` follows the answers. ``embeddings``: LangChain
-    embeddings for the router, in place of hashed n-grams."""
+    member is being loaded and checked; ``watch`` follows the answers."""
     refuse_few(task)
-    if embeddings is not None:
-        embedded(embeddings, SOME_TEXT)  # fails now, not after all questions have been asked
     if not isinstance(members, Mapping):
         members = ensemble_for(members_list(members, "members")).members
     refuse_names(members)
@@ -159,7 +151,7 @@ def diagnosed(
         (progress or _ignore)(_about_ceiling(ceiling, lead))  # before the ways are paid for
         ways = ways_of(list(healthy), lead, settings, task, alone)
         answers += asked(ways)
-        router, routed = with_router(task.questions, alone, embeddings)
+        router, routed = with_router(task.questions, alone)
         ways.append(System(ROUTER, tuple(healthy), settings))
         answers += routed
     plan = Plan(task, (*singles, *ways), healthy, at_once=at_once)
@@ -274,7 +266,7 @@ def ways_of(
 
 
 def with_router(
-    questions: Sequence[Question], alone: Mapping[str, Sequence[Graded]], embeddings: Any = None
+    questions: Sequence[Question], alone: Mapping[str, Sequence[Graded]]
 ) -> tuple[Router, list[Graded]]:
     """A router made from all questions that every member was asked, and its answers. For each
     question, a router made from all other questions chooses the member whose answer counts."""
@@ -287,11 +279,7 @@ def with_router(
         if all(question.id in by_question[name] for name in names)
     ]
     scores = {name: [by_question[name][item.id] for item in asked] for name in names}
-    read = made_with = None
-    if embeddings is not None:
-        read = partial(embedded, embeddings)
-        made_with = Embedded(name_of(embeddings), len(embeddings.embed_query(SOME_TEXT)))
-    features = [features_of(question.turns, read) for question in asked]
+    features = [features_of(question.turns) for question in asked]
     leads = left_out(features, scores)
     chosen = {question.id: lead for question, lead in zip(asked, leads, strict=True)}
     answers = [
@@ -300,7 +288,7 @@ def with_router(
         for graded in alone[name]
         if chosen.get(graded.question) == name
     ]
-    return fitted(features, scores, made_with), answers
+    return fitted(features, scores), answers
 
 
 def calibrated(

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import mul
 from typing import TypeAlias
 
-from ..core.routing import Embedded, Features, Router, best
+from ..core.routing import Features, Router, best
 
 RIDGE = 3.0
 """The factor of the squared weights. With 0.3 or 1, a router for members that do not differ in
@@ -29,9 +29,7 @@ Scores: TypeAlias = Mapping[str, Sequence[float]]
 """member -> its score for each question, in the order of the questions."""
 
 
-def fitted(
-    features: Sequence[Features], scores: Scores, embeddings: Embedded | None = None
-) -> Router:
+def fitted(features: Sequence[Features], scores: Scores) -> Router:
     """A router from the features of the questions and the members' scores."""
     factor = _factor(features)
     weights: dict[int, list[float]] = defaultdict(lambda: [0.0] * len(scores))
@@ -41,8 +39,7 @@ def fitted(
         for question, alpha in zip(features, alphas, strict=True):
             for position, value in question.items():
                 weights[position][column] += alpha * value
-    kind = "embeddings" if embeddings else Router({}, {}).features
-    return Router(shares, dict(weights), kind, embeddings)
+    return Router(shares, dict(weights))
 
 
 def left_out(features: Sequence[Features], scores: Scores) -> list[str]:

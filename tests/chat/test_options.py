@@ -81,6 +81,7 @@ UNKNOWN = [
     ({"reserve": "b"}, "there is no option 'reserve'", "after the lead: members=[lead, reserve]"),
     ({"fallbacks": ["b"]}, "there is no option 'fallbacks'", "after the lead: members=[lead"),
     ({"score": "mean_prob"}, "there is no option 'score'", "use method=Method(score=...)"),
+    ({"embeddings": 1}, "embeddings= is no longer supported", "make the calibration file again"),
     ({"colour": "blue"}, "there is no option 'colour'", "the options are "),
 ]
 

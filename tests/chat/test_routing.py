@@ -4,9 +4,7 @@ metadata says who leads and why."""
 from __future__ import annotations
 
 import asyncio
-import copy
 import json
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ from langchain_specfuse.chat.calibration import Calibration
 from langchain_specfuse.chat.label_calibrations import read_labels, write_labels
 from langchain_specfuse.chat.labelling import LabelCalibration
 from langchain_specfuse.core.labels import Scale
-from langchain_specfuse.core.routing import Embedded, Router, n_grams
+from langchain_specfuse.core.routing import Router, n_grams
 from langchain_specfuse.errors import UsageError
 
 ADD, SPANISH = "Add 2 and 3.", "Say 'cat' in Spanish."
@@ -147,80 +145,6 @@ def test_a_reserve_takes_over_from_the_lead_that_the_router_chose(tmp_path):
     assert routing(llm.invoke(SPANISH, lead="poet")) == {"lead": "adder", "by": "reserve"}
 
 
-# --- embeddings -----------------------------------------------------------------------------------
-
-
-class OneWord:
-    """Embeddings that see one word. Their text holds a key."""
-
-    def __init__(self, model: str = "one-word", dimension: int = 2) -> None:
-        self.model, self.dimension = model, dimension
-
-    def embed_query(self, text: str) -> list[float]:
-        return [float("Spanish" in text), 1.0, 0.0, 0.0][: self.dimension]
-
-    def __repr__(self) -> str:
-        return "OneWord(key='sk-secret')"
-
-
-def embedded(folder: Path) -> str:
-    made_with = Embedded("OneWord one-word", 2)
-    weights = {0: [-1.0, 1.0], 1: [0.1, -0.1]}
-    return calibration(folder, router=Router(SHARES, weights, "embeddings", made_with))
-
-
-def test_a_router_that_was_made_with_embeddings_reads_them(tmp_path):
-    file = embedded(tmp_path)
-    llm = SpecFuseChatModel(members=members(), calibration=file, embeddings=OneWord())
-    assert [llm.invoke(question).text for question in (ADD, SPANISH)] == ["It is 5.", "Un gato."]
-    assert asyncio.run(llm.ainvoke(SPANISH)).text == "Un gato."
-    for copied in (copy.deepcopy(llm), pickle.loads(pickle.dumps(llm))):
-        assert copied.invoke(SPANISH).text == "Un gato."
-    assert "sk-secret" not in repr(llm) and "OneWord one-word" in repr(llm)
-    assert "sk-secret" not in llm._get_llm_string()
-    assert llm.to_json()["type"] == "not_implemented"
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (None, "made with OneWord one-word, but the chat model has no embeddings"),
-        (OneWord("two-words"), "the chat model's embeddings are OneWord two-words"),
-    ],
-)
-def test_other_embeddings_are_refused_when_the_chat_model_is_created(tmp_path, given, said):
-    with pytest.raises(UsageError, match=said) as error:
-        SpecFuseChatModel(members=members(), calibration=embedded(tmp_path), embeddings=given)
-    assert "embeddings=" in error.value.notes[0]
-
-
-def test_embeddings_of_another_length_are_refused_when_a_question_is_asked(tmp_path):
-    llm = SpecFuseChatModel(
-        members=members(), calibration=embedded(tmp_path), embeddings=OneWord(dimension=3)
-    )
-    with pytest.raises(UsageError, match="must return 2 finite numbers for a text, got 3"):
-        llm.invoke(ADD)
-
-
-def test_while_embeddings_fail_the_best_single_member_leads(tmp_path, caplog, monkeypatch):
-    llm = SpecFuseChatModel(members=members(), calibration=embedded(tmp_path), embeddings=OneWord())
-
-    def failing(self: OneWord, text: str) -> list[float]:
-        raise ConnectionError(f"no connection for {text}")
-
-    monkeypatch.setattr(OneWord, "embed_query", failing)
-    assert routing(llm.invoke(SPANISH))["by"] == "calibration"
-    assert "the embeddings failed (ConnectionError), so adder leads" in caplog.text
-    assert "Spanish" not in caplog.text
-
-
-def test_what_is_not_embeddings_is_refused():
-    with pytest.raises(UsageError, match="embeddings must be LangChain's Embeddings, got 'ada'"):
-        SpecFuseChatModel(members=members(), embeddings="ada")
-    with pytest.raises(UsageError, match="chosen when the chat model is made"):
-        SpecFuseChatModel(members=members()).invoke(ADD, embeddings=OneWord())
-
-
 # --- files ----------------------------------------------------------------------------------------
 
 
@@ -241,6 +165,23 @@ def test_a_file_that_cannot_be_used_is_refused_with_the_way_to_make_a_new_one(
     with pytest.raises(UsageError, match=said) as error:
         SpecFuseChatModel(members=members(), calibration=file)
     assert "doctor --prompts FILE --calibration FILE" in error.value.notes[0]
+
+
+def test_a_file_of_version_1_0_is_read_unless_its_router_needs_embeddings(tmp_path):
+    file = Path(calibration(tmp_path))
+    data = json.loads(file.read_text())
+    data["router"]["embeddings"] = None
+    file.write_text(json.dumps(data))
+    assert SpecFuseChatModel(members=members(), calibration=file).invoke(SPANISH).text == "Un gato."
+    made_with = {"name": "ByWord", "dimension": 3}
+    data["router"] |= {"features": "embeddings", "embeddings": made_with}
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(data))
+    with pytest.raises(
+        UsageError, match="its router reads embeddings, which this version"
+    ) as error:
+        SpecFuseChatModel(members=members(), calibration=other)
+    assert "doctor" in error.value.notes[0]
 
 
 def test_one_file_holds_who_leads_and_how_members_decide(tmp_path):

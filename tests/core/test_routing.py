@@ -13,7 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from langchain_specfuse.core.routing import BEFORE, BUCKETS, LONGEST, Router, features_of, n_grams
+from langchain_specfuse.core.routing import (
+    BEFORE,
+    BUCKETS,
+    LONGEST,
+    Router,
+    features_of,
+    n_grams,
+    unit,
+)
 from langchain_specfuse.core.values import Turn
 
 
@@ -67,26 +75,22 @@ def test_only_what_the_user_says_decides():
 
 
 def test_the_message_before_the_last_one_counts_half():
-    def values(*said: str) -> dict[int, float]:
-        seen = {"a": {0: 1.0}, "b": {1: 1.0}}
-        return features_of([Turn("user", text) for text in said], seen.__getitem__)
-
-    both = values("a", "b")
-    assert both[1] == pytest.approx(2 * both[0]) and values("b", "b") == {1: 1.0}
-    assert values("a", "b", "b") == {1: 1.0}
+    said = [Turn("user", text) for text in ("Add", "Speak", "Sing")]
+    before, last = n_grams("Speak"), n_grams("Sing")
+    both = {position: value / 2 for position, value in before.items()}
+    for position, value in last.items():
+        both[position] = both.get(position, 0.0) + value
+    assert features_of(said) == pytest.approx(unit(both))
+    assert features_of([said[2], said[2]]) == pytest.approx(last)
 
 
 def test_the_beginning_and_the_end_of_a_long_question_are_read():
-    read: list[str] = []
-
-    def note(text: str) -> dict[int, float]:
-        read.append(text)
-        return {0: 1.0}
-
-    features_of([Turn("user", "z" * 999), Turn("user", f"begin {'y' * 10**6} end")], note)
-    last, before = read
-    assert len(last) <= LONGEST + 1 and last.startswith("begin ") and last.endswith(" end")
-    assert len(before) == BEFORE
+    half = LONGEST // 2
+    begin, end = "begin " + "y" * half, "y" * half + " end"
+    read = f"{begin[:half]} {end[-half:]}"
+    long = [Turn("user", "z" * 999), Turn("user", f"begin {'y' * 10**6} end")]
+    short = [Turn("user", "z" * BEFORE), Turn("user", read)]
+    assert features_of(long) == features_of(short)
 
 
 def test_for_a_question_without_known_features_the_shares_are_predicted():

@@ -127,18 +127,6 @@ def specialists():
     ]
 
 
-class ByWord:
-    """Embeddings that see one word, and treat documents differently."""
-
-    model = "by-word"
-
-    def embed_query(self, text: str) -> list[float]:
-        return [float("Spanish" in text), float("Spanish" not in text), 1.0]
-
-    def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        return [[0.0, 0.0, 1.0] for _ in texts]
-
-
 def test_the_doctor_opens_a_router_for_members_with_different_skills(tmp_path):
     found = diagnosis(tmp_path, *specialists())
     calibration = found.calibration
@@ -161,24 +149,6 @@ def test_a_router_that_does_not_win_is_not_kept(tmp_path):
     assert (calibration.lead, calibration.use, calibration.router) == ("wise", "alone", None)
     routing = calibration.lead_for([Turn("user", "Add 1 and 2.")])
     assert (routing.lead, routing.by) == ("wise", "calibration")
-
-
-def test_a_router_can_be_made_from_embeddings(tmp_path):
-    calibration = diagnosis(tmp_path, *specialists(), embeddings=ByWord()).calibration
-    made_with = calibration.router.embeddings
-    assert (made_with.name, made_with.dimension) == ("ByWord by-word", 3)
-    turns = [Turn("user", "Say it in Spanish, whatever it is")]
-    assert calibration.lead_for(turns, ByWord()).lead == "spanish"
-
-
-def test_embeddings_that_fail_are_noticed_before_any_question_is_asked(tmp_path):
-    class Broken(ByWord):
-        def embed_query(self, text):
-            raise ConnectionError("no such host")
-
-    with pytest.raises(ConnectionError, match="no such host"):
-        diagnosis(tmp_path, *specialists(), embeddings=Broken())
-    assert not list(Results(tmp_path).answers())
 
 
 def test_the_file_returns_the_same_router_and_contains_no_question(tmp_path):
