@@ -202,8 +202,8 @@ _ADVICE: Mapping[_Class, str] = {
     ModelInvalidRequestError: "the provider refuses this request: check the settings of the member "
     "that the message names",
     ModelNotFoundError: "check the model's name, and the address of its server",
-    ModelRefusalError: "rephrase the question, or set refusals='ignore', so that the next member "
-    "answers",
+    ModelRefusalError: "rephrase the question, or set method=Method(refusals='ignore'), so that "
+    "the next member answers",
     ModelRateLimitError: "wait before you ask again, or add a member of another provider",
     ModelAPIError: "the provider's server failed: ask again later, or add a member of another one",
     ModelConnectionError: "check the network connection, and the address of the member's server",

@@ -99,7 +99,7 @@ def _preview(reference: Reference, name: str) -> Probe | None:
 
 def leading_chat_model(call: Any) -> BaseChatModel | None:
     """The chat model that is asked first, if that is known before the question."""
-    is_led = call.segment == "draft" and call.method.margin is not None
+    is_led = call.method.segment == "draft" and call.method.margin is not None
     name = call.writers[0] if call.lead == "auto" and not call.calibration else call.lead
     if not is_led or name not in call.writers:
         return None
@@ -177,10 +177,9 @@ def _missing_extra(model: str, name: str, error: ModuleNotFoundError) -> UsageEr
 def with_identities(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a call, with its members as plain JSON, for caches and traces."""
     converted = dict(options)
-    for field in ("members", "verifiers"):
-        references = options.get(field)
-        if isinstance(references, list | tuple):
-            converted[field] = identities([checked_member(member) for member in references])
+    references = options.get("members")
+    if isinstance(references, list | tuple):
+        converted["members"] = identities([checked_member(member) for member in references])
     if options.get("model") is not None:
         (converted["model"],) = identities([checked_member(options["model"])])
     return converted

@@ -61,8 +61,8 @@ _SAME_ANSWER = ("trace", "max_concurrency", "max_waiting", "run_scope")
 _ELSEWHERE = frozenset(
     {
         *NOT_FOR_A_CALL,
-        *("trace", "max_concurrency", "max_waiting", "timeout"),
-        *("members", "verifiers", "model_name", "method", "stop"),
+        *("trace", "max_concurrency", "timeout"),
+        *("members", "model_name", "method", "stop"),
     }
 )
 """Fields that do not change the answer, or that have other names in the identifying parameters."""
@@ -93,7 +93,7 @@ class SpecFuseChatModel(Options, BaseChatModel):
     >>> llm.invoke("How is the sky?").text
     'The sky is blue.'
 
-    All fields but ``calibration``, ``streaming`` and LangChain's own can be chosen for a call too:
+    All fields but ``calibration`` and LangChain's own can be chosen for a call too:
     ``llm.invoke(question, temperature=0.7)``, ``llm.bind(stop=["\\n"])``, ``configurable_fields``.
     Members are shared: two chat models that name the same member use one copy of its weights.
     """
@@ -115,9 +115,9 @@ class SpecFuseChatModel(Options, BaseChatModel):
             fields = {**fields, "profile": profile.chosen}
         super().__init__(**translated_fields(fields, type(self).model_fields))
         Call.of(self)  # the rules across fields are those of a call
-        everybody = self.members + self.verifiers
+        everybody = self.members + self.method.verifiers
         if not any(isinstance(member, str) for member in everybody):
-            self._held = _members.ensemble_for(self.members, self.verifiers)
+            self._held = _members.ensemble_for(self.members, self.method.verifiers)
         known = _members.previews(everybody)
         writers = list(known)[: len(self.members)]
         self._learn([known[name] for name in writers])
@@ -441,7 +441,7 @@ class SpecFuseChatModel(Options, BaseChatModel):
 
     def _first_member(self) -> Any:
         call = self._call()
-        ensemble = _members.ensemble_for(call.members, call.verifiers)
+        ensemble = _members.ensemble_for(call.members, call.method.verifiers)
         # on its own worker: a member that loads itself would do it on the caller's thread
         loaded(ensemble, call)
         return ensemble.members[(ensemble.order(call) or list(ensemble.members))[0]]
@@ -459,17 +459,17 @@ class SpecFuseChatModel(Options, BaseChatModel):
         return self._identity(self._call())
 
     def _identity(self, call: Call) -> dict[str, Any]:
-        identities = _members.identities([*call.members, *call.verifiers])
+        identities = _members.identities([*call.members, *call.method.verifiers])
         drafting = len(call.members)
         options = {name: getattr(call, name) for name in sorted(Options.model_fields)}
         others = {name: value for name, value in options.items() if name not in _ELSEWHERE}
         if call.lead_id is not None:
             others["calibration"] = call.lead_id
+        method = {**_plain(call.method), "verifiers": identities[drafting:]}
         return {
             "model": call.model_name or "+".join(call.writers),
             "members": identities[:drafting],
-            "verifiers": identities[drafting:],
-            "method": _plain(call.method),
+            "method": method,
             **_without_address(others),
             # Not "stop": LangChain writes the call's own stop strings under that name.
             "default_stop": call.stop,
@@ -481,6 +481,8 @@ class SpecFuseChatModel(Options, BaseChatModel):
     ) -> dict[str, Any]:
         plain = _shape.as_plain_data(kwargs)
         options = _without_address(_members.with_identities(plain))
+        if options.get("method") is not None:
+            options["method"] = self._identity(self._call(None, kwargs))["method"]
         own = self._call() if kwargs or stop is not None else self._checked(stop, run_scope)
         return {**self._identity(own), "_type": self._llm_type, "stop": stop, **options}
 
@@ -544,10 +546,10 @@ class SpecFuseChatModel(Options, BaseChatModel):
     def to_json(self) -> Any:
         """The chat model as JSON, if its members are names and it has no checks. Otherwise,
         LangChain's form of "not implemented"."""
-        are_names = all(isinstance(member, str) for member in [*self.members, *self.verifiers])
-        if are_names and not self.checks:
-            return super().to_json()
-        return self.to_json_not_implemented()
+        is_plain = _are_names(self.members) and not self.checks
+        if not is_plain or not _are_names(self._call().method.verifiers):
+            return self.to_json_not_implemented()
+        return super().to_json()
 
     @classmethod
     def get_lc_namespace(cls) -> list[str]:
@@ -573,8 +575,9 @@ class SpecFuseChatModel(Options, BaseChatModel):
 
     def __repr_args__(self) -> Any:
         yield "members", names_of(self.members)
-        yield "verifiers", names_of(self.verifiers)
-        hidden = {"members", "verifiers", "profile", "metadata"}
+        if self.method.verifiers:
+            yield "verifiers", names_of(self.method.verifiers)
+        hidden = {"members", "profile", "metadata"}
         if not self.checks:
             hidden.add("checks")
         for name, value in super().__repr_args__():
@@ -585,8 +588,12 @@ class SpecFuseChatModel(Options, BaseChatModel):
         """Free the members' weights, also for other chat models that share them; the next question
         loads them again."""
         call = self._call()
-        _members.unload(*call.members, *call.verifiers)
+        _members.unload(*call.members, *call.method.verifiers)
         self._held = None
+
+
+def _are_names(members: Sequence[Any]) -> bool:
+    return all(isinstance(member, str) for member in members)
 
 
 def _with_reasons(result: Any) -> Any:
@@ -623,16 +630,17 @@ def _all_at_once(config: Any, size: int) -> Any:
 
 
 def _plain(method: Method) -> dict[str, Any]:
-    """The options of the method as plain JSON, in which infinity is the text ``inf``."""
-    return {name: "inf" if value == math.inf else value for name, value in method}
+    """The method as plain JSON for cache keys and traces, in which infinity is the text ``inf``. A
+    function has its identity instead of its address, which another function may get later."""
+    plain = {name: "inf" if value == math.inf else value for name, value in method}
+    if callable(method.result):
+        plain["result"] = function_id(method.result)
+    return plain
 
 
 def _without_address(options: dict[str, Any]) -> dict[str, Any]:
-    """The options for cache keys and traces: a function's identity instead of its address, which
-    another function may get later."""
+    """The options for cache keys and traces: the identity of checks instead of their address."""
     plain = dict(options)
-    if callable(plain.get("result")):
-        plain["result"] = function_id(plain["result"])
     if plain.get("checks"):
         plain["checks"] = [check_id(check) for check in as_checks(plain["checks"])]
     return plain

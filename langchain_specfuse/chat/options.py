@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
 from langchain_core.language_models import BaseChatModel
-from pydantic import Field, PrivateAttr, ValidationInfo, field_validator, model_validator
+from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from ..core.checks import Check
-from ..core.options import METHODS, Flag, Method, Settings
+from ..core.options import Flag, Method, ModelSettings, Settings
 from ..core.values import Turn
 from ..errors import UsageError, advised, meant
 from ..removed import REMOVED, removed
@@ -28,16 +28,13 @@ from .routing import Routing
 log = logging.getLogger("langchain_specfuse")
 
 
-class Options(Settings):
+class Options(ModelSettings):
     """The fields of the chat model that are not LangChain's."""
 
     members: list[Any] = Field(
         description="the models that write: hub ids, folders, .gguf files, base+adapter, "
         "servers' addresses, names such as 'hf:user/model', 'vllm:org/model' and "
         "'openai:gpt-4.1-mini', chat models, or member objects"
-    )
-    verifiers: list[Any] = Field(
-        default_factory=list, description="members that vote but never write"
     )
     model_name: str | None = Field(
         default=None, description="the name in traces and metadata (default: the members' names)"
@@ -51,10 +48,6 @@ class Options(Settings):
         default=None,
         description="file that doctor --calibration wrote: which member leads which questions, and "
         "how the others take part",
-    )
-    streaming: Flag | None = Field(
-        default=None,
-        description="LangChain's switch: True streams inside invoke as well, False never streams",
     )
 
     # Validators are methods, not functions in ``Annotated``: pydantic keeps such a function of this
@@ -78,10 +71,18 @@ class Options(Settings):
         )
         raise advised(error, "list it in members= too, or name a member that is there")
 
-    @field_validator("members", "verifiers", mode="before")
+    @field_validator("members", mode="before")
     @classmethod
-    def _check_members(cls, members: Any, info: ValidationInfo) -> list[Any]:
-        return members_list(members, str(info.field_name))
+    def _check_members(cls, members: Any) -> list[Any]:
+        return members_list(members, "members")
+
+    @field_validator("method")
+    @classmethod
+    def _check_method(cls, method: Method) -> Method:
+        """Reads the file of a function now, because questions may be asked on an event loop."""
+        if callable(method.result):
+            function_id(method.result)
+        return method.model_copy(update={"verifiers": members_list(method.verifiers, "verifiers")})
 
     @field_validator("trace", mode="before")
     @classmethod
@@ -95,14 +96,6 @@ class Options(Settings):
     def _path_as_text(cls, path: Any) -> Any:
         return os.fspath(path) if isinstance(path, os.PathLike) else path
 
-    @field_validator("result")
-    @classmethod
-    def _read_function(cls, result: Any) -> Any:
-        """Reads the file of a function now, because questions may be asked on an event loop."""
-        if callable(result):
-            function_id(result)
-        return result
-
     @field_validator("checks")
     @classmethod
     def _read_functions(cls, checks: list[Check]) -> list[Check]:
@@ -115,14 +108,14 @@ class Options(Settings):
     @property
     def names(self) -> list[str]:
         """The names of all members and verifiers."""
-        return names_of([*self.members, *self.verifiers])
+        return names_of([*self.members, *self.method.verifiers])
 
 
-NOT_FOR_A_CALL = ("calibration", "streaming")
+NOT_FOR_A_CALL = ("calibration",)
 """Options that are chosen when the chat model is made, not for one call."""
 
 
-class Call(Options):
+class Call(Options, Settings):
     """One call: the chat model's fields, with the options that were given for this call over them.
 
     Everything that reads an option of a call reads it here.
@@ -188,7 +181,8 @@ class Call(Options):
         known = cls.model_fields.keys() - set(NOT_FOR_A_CALL)
         further: dict[str, Any] = {}
         if has_chat_model(options.get("members", model.members)):
-            further = {name: value for name, value in chosen.items() if name not in known}
+            ours = {*known, *Method.model_fields}
+            further = {name: value for name, value in chosen.items() if name not in ours}
             if not isinstance(further.get("model", ""), str):
                 del further["model"]  # one member instead of all
             further.pop("stop_sequences", None)
@@ -208,16 +202,16 @@ class Call(Options):
         if not self.calibration:
             return self
         calibration = calibration_for(self.calibration, self.writers)
-        changes: dict[str, Any] = {}
-        if self.lead == "auto" and not calibration.leads:
-            changes["lead"] = None
-        if self.method == METHODS["robust"] and self.lead in ("auto", calibration.lead):
-            changes["method"] = Method.named("robust", **calibration.method)
-        if calibration.result and self.segment == "draft" and self.result is None:
+        method, changes = self.method, dict[str, Any]()
+        if not method.rules and self.lead in ("auto", calibration.lead):
+            changes |= calibration.method
+        if calibration.result and method.segment == "draft" and method.result is None:
             changes |= {"segment": "answer", "result": calibration.result}
-        if calibration.prior and self.prior is None:
-            changes["prior"] = dict(calibration.prior)
-        call = type(self)(**{**dict(self), **changes})
+        if calibration.prior and method.prior is None:
+            changes["prior"] = calibration.prior
+        lead = None if self.lead == "auto" and not calibration.leads else self.lead
+        fields = {**dict(self), "lead": lead, "method": Method(**{**dict(method), **changes})}
+        call = type(self)(**fields)
         call._has_calibrated_result = "result" in changes
         return call
 
@@ -262,8 +256,8 @@ class Call(Options):
         names = self.names
         writers = names[: len(self.members)]
         if self.max_cost is not None:
-            check_prices([*self.members, *self.verifiers], names)
-        for name in self.prior or ():
+            check_prices([*self.members, *self.method.verifiers], names)
+        for name in self.method.prior or ():
             if name not in names:
                 error = UsageError(
                     f"prior names {name!r}, which is not a member; it must be a dict of member "
@@ -350,10 +344,11 @@ FOREIGN: Mapping[str, Foreign] = {
     ),
     "user": Foreign("put it into the trace: llm.invoke(question, {'metadata': {'user': ...}})"),
     "n": Foreign(
-        "llm.batch([question] * 3); to agree on one of several: segment='answer', samples=3, "
-        "result='number' ('choice', 'json' or 'text' for other answers)",
+        "llm.batch([question] * 3); to agree on one of several: method=Method("
+        "segment='answer', samples=3, result='number') ('choice', 'json' or 'text' for others)",
         neutral=1,
     ),
+    "streaming": Foreign("disable_streaming=True never streams", neutral=True),
     "stream_usage": Foreign("leave it out: every stream ends with its usage", neutral=True),
     "top_logprobs": Foreign(
         "logprobs=True has the answer's tokens; the event specfuse_round has the drafts that lost",
@@ -410,7 +405,7 @@ def translated(foreign: Mapping[str, Any], known: Iterable[str]) -> dict[str, An
     known = set(known)
     for name in options:
         if name not in known:
-            raise _unknown(name, known)
+            raise _unknown(name, options[name], known)
     return options
 
 
@@ -446,7 +441,7 @@ def _with_model(options: Mapping[str, Any]) -> dict[str, Any]:
     return {"lead": "auto", **others, "members": [model]}
 
 
-def _unknown(name: str, known: Iterable[str]) -> UsageError:
+def _unknown(name: str, value: Any, known: Iterable[str]) -> UsageError:
     """The error for an option that does not exist, or that cannot be chosen here."""
     if f"{name}=" in REMOVED:
         return removed(f"{name}=")
@@ -458,10 +453,12 @@ def _unknown(name: str, known: Iterable[str]) -> UsageError:
         error = UsageError(f"{name} is chosen for a call, not when the chat model is made")
         bound = "llm.bind_tools([...])" if name == "tools" else f"llm.bind({name}=...)"
         return advised(error, bound)
+    if name in Method.model_fields:
+        shown = repr(value) if isinstance(value, str | int | float) else "..."
+        error = UsageError(f"{name} is an option of the method")
+        return advised(error, f"method=Method({name}={shown})")
     error = UsageError(f"there is no option {name!r}")
     if name in FOREIGN:
         return advised(error, FOREIGN[name].advice)
-    if name in Method.model_fields:
-        return advised(error, f"use method=Method({name}=...)")
     names = sorted(known)
     return advised(error, meant(name, names, f"the options are {', '.join(names)}"))

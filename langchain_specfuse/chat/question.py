@@ -74,13 +74,14 @@ class Question:
         complete. This loads nothing."""
         turns = turns_of(messages, hosted=has_chat_model(call.members))
         shape = _shape.shape_of(call, stop or ())
-        changes: dict[str, Any] = {"result": _result(call, shape)}
+        method = call.method.model_copy(update={"result": _result(call, shape)})
+        changes: dict[str, Any] = {"method": method}
         routing = call.routing(turns)
         if routing is not None:
             changes["lead"] = routing.lead
         if call.seed is None and call.temperature:
             changes["seed"] = secrets.randbelow(2**31)
-        ensemble = ensemble_for(call.members, call.verifiers)
+        ensemble = ensemble_for(call.members, call.method.verifiers)
         changes |= _lead_for_calls(call, changes, shape, ensemble)
         call = call.model_copy(update=changes)
         if shape.tools:
@@ -224,9 +225,11 @@ class Question:
         is_json = text is not None and text.kind.startswith("json")
         is_constrained = text is not None or bool(self.shape.tools)
         by_words = {"text", "json"} if is_json else {"text"}
-        if not is_constrained or self.call.result not in by_words:
+        method = self.call.method
+        if not is_constrained or method.result not in by_words:
             return self.call
-        return self.call.model_copy(update={"result": partial(_meaning, referee, is_json)})
+        method = method.model_copy(update={"result": partial(_meaning, referee, is_json)})
+        return self.call.model_copy(update={"method": method})
 
 
 def _lead_for_calls(
@@ -235,13 +238,13 @@ def _lead_for_calls(
     """The changes by which one member decides calls and objects where chat models would vote: every
     provider writes them in its own way."""
     natives = ensemble.natives()
-    if not natives or call.segment == "answer" or (shape.text is None and not shape.tools):
+    if not natives or call.method.segment == "answer" or (shape.text is None and not shape.tools):
         return {}
     if not changes.keys() & {"lead"} and call.method.margin == math.inf:
         lead = ensemble.lead(call)
         if lead is not None or len(call.members) < 2:
             return {}
-    method = call.method.model_copy(update={"margin": math.inf})
+    method = changes["method"].model_copy(update={"margin": math.inf})
     return {"method": method, "lead": changes.get("lead") or natives[0]}
 
 
@@ -256,17 +259,18 @@ def _refuse_lead_without_tools(call: Call, ensemble: Ensemble) -> None:
 
 def _result(call: Call, shape: _shape.Shape) -> Any:
     """The result by which whole answers are compared; None if answers are agreed by segments."""
-    if call.segment != "answer":
+    method = call.method
+    if method.segment != "answer":
         for name in ("result", "samples"):
-            if getattr(call, name) != Call.model_fields[name].default:
+            if name in method.changes:
                 error = UsageError(f"{name} is given, but answers are agreed segment by segment")
-                raise advised(error, f"add segment='answer', or leave {name} out")
+                raise advised(error, f"add segment='answer' to the method, or leave {name} out")
         return None
     is_constrained = shape.text is not None or bool(shape.tools)
     # The doctor's questions are answered in plain text: a number is not the result of a call.
     is_foreign = call.has_calibrated_result and is_constrained
-    if call.result is not None and not is_foreign:
-        return call.result
+    if method.result is not None and not is_foreign:
+        return method.result
     if is_constrained:
         return "text"
     if call.judges:
@@ -353,7 +357,7 @@ def warn_where_votes_decide_nothing(
     _WARNED.add(key)
     advice = (
         "add a member that can score (one in this process, or a vLLM or llama.cpp server), "
-        "perhaps in verifiers=[...]"
+        "perhaps in method=Method(verifiers=[...])"
     )
     warnings.warn(f"{fact}: the drafts of {winner} always win\n-> {advice}", stacklevel=3)
 

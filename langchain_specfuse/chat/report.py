@@ -164,7 +164,7 @@ class Report:
         self._ensemble = {
             "members": list(members),
             "verifiers": sorted(verifiers),
-            "method": method.changes or "robust",
+            "method": method.rules or "robust",
         }
         if routing is not None:
             self._ensemble["routing"] = routing.as_dict()

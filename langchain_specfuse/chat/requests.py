@@ -58,5 +58,5 @@ def request_of(
         further,
         {} if model is None else {lead: {"model": model}},
         text,
-        is_whole or call.segment == "answer",
+        is_whole or call.method.segment == "answer",
     )

@@ -46,8 +46,8 @@ def python(tests: str | None = None, examples: bool = True, timeout: float = 10)
     ``tests`` is Python code that raises an error if something is wrong, such as asserts. With
     ``examples``, the doctests of the user's last message are run too (lines that begin with
     ``>>>``). The code is what the answer's fenced blocks contain, or the whole answer if it has
-    none. The check runs when the answer is complete; ``segment="answer", samples=6`` draws further
-    answers until one passes.
+    none. The check runs when the answer is complete; ``method=Method(segment="answer", samples=6)``
+    draws further answers until one passes.
 
     **This is no sandbox.** A model's code runs as your user, in a process of its own: in an empty
     folder, without your environment, for ``timeout`` seconds, with limits on memory (1 GB), files

@@ -35,10 +35,16 @@ CODES = (
 )
 _MEANT_AS_MEMBER = re.compile(r"""\s*\{\s*["']?model["']?\s*:""")
 """The beginning of a member as JSON, which earlier versions took."""
+FIELDS = Settings.model_fields | Method.model_fields
+"""The fields that flags are made of."""
 ANSWER = ("segment_tokens", "max_tokens", "temperature", "top_p", "seed", "member_timeout")
-"""Fields of ``Settings`` that every command has as flags."""
+"""Fields that every command has as flags."""
 WHOLE = ("segment", "result", "samples")
-"""Fields of ``Settings`` about whole answers. ``eval`` and ``doctor`` choose them themselves."""
+"""Fields about whole answers. ``eval`` and ``doctor`` choose them themselves."""
+_OTHERWISE = ("segment_tokens", *WHOLE, "verifiers", "prior")
+OF_METHOD = [name for name in Method.model_fields if name not in _OTHERWISE]
+"""The options that ``--method`` takes. The others have flags of their own, except for ``prior``,
+which no text stands for."""
 METAVARS = {"segment": "WHAT", "result": "HOW"}
 """The placeholder in the help for the value of a flag that is neither a number nor seconds."""
 
@@ -108,7 +114,8 @@ def members_help(name: str) -> str:
     """The help of ``--members`` and ``--verifiers``."""
     objects = "chat models, or member objects"
     in_file = "or FILE.py:NAME: a member, a list of them, or a function that makes them"
-    return _help(name, Options.model_fields[name]).replace(objects, in_file)
+    fields = Options.model_fields | Method.model_fields
+    return _help(name, fields[name]).replace(objects, in_file)
 
 
 def add_calibration(parser: argparse.ArgumentParser) -> None:
@@ -119,7 +126,7 @@ def add_calibration(parser: argparse.ArgumentParser) -> None:
 
 
 def add_answer(parser: argparse.ArgumentParser, *more: str, **defaults: str) -> Any:
-    """Arguments about the method and the answer. ``more``: further fields of ``Settings``.
+    """Arguments about the method and the answer. ``more``: further fields.
     ``defaults``: other defaults, for the help. Returns the group."""
     group = parser.add_argument_group("method and answer")
     group.add_argument(
@@ -130,7 +137,7 @@ def add_answer(parser: argparse.ArgumentParser, *more: str, **defaults: str) -> 
         help=f"{', '.join(METHODS)} (default: robust), or an option such as exit=never; "
         "repeatable; help: list all",
     )
-    add_fields(group, Settings.model_fields, (*ANSWER, *more), **defaults)
+    add_fields(group, FIELDS, (*ANSWER, *more), **defaults)
     add_check(group)
     return group
 
@@ -172,7 +179,8 @@ class _MethodArgument(argparse.Action):
         if values != "help":
             namespace.method = [*namespace.method, values]
             return
-        for name, field in Method.model_fields.items():
+        for name in OF_METHOD:
+            field = Method.model_fields[name]
             print(f"{name}={_values(field.annotation)}")
             print(f"    {field.description}; robust: {str(field.default).lower()}")
         parser.exit()
@@ -199,22 +207,28 @@ def method_of(texts: Sequence[str]) -> Method:
     for text in texts:
         key, equals, value = text.partition("=")
         key = key.strip().replace("-", "_")
+        if equals and key not in OF_METHOD:
+            error = UsageError(f"--method has no option {key!r}")
+            advice = meant(key, OF_METHOD, f"the options are {', '.join(OF_METHOD)}")
+            raise advised(error, advice)
         if equals:
-            # an unknown key is refused below
-            known = key in Method.model_fields
-            changes[key] = parsed(Method, key, value.strip()) if known else value
+            changes[key] = parsed(Method, key, value.strip())
     return Method.named(names[-1] if names else "robust", **changes)
 
 
 def options_of(arguments: argparse.Namespace, **defaults: Any) -> dict[str, Any]:
     """The options of an answer that were given as flags, over these defaults."""
     options = dict(defaults)
+    of_method: dict[str, Any] = {}
     for name, value in vars(arguments).items():
         if name == "checks" and value is not None:
             options[name] = checks_of(value)
         elif name in Settings.model_fields and name != "method" and value is not None:
             options[name] = read_flag(Settings, name, value)
-    return {**options, "method": method_of(arguments.method)}
+        elif name in Method.model_fields and name != "verifiers" and value is not None:
+            of_method[name] = read_flag(Method, name, value)
+    method = method_of(arguments.method).model_copy(update=of_method)
+    return {**options, "method": method}
 
 
 def read_flag(model: type[BaseModel], name: str, value: Any) -> Any:

@@ -216,7 +216,8 @@ def question_of(
         refuse_broken(string)
     members, verifiers = members_of(arguments)
     options["calibration"] = arguments.calibration
-    call = Call(members=members, verifiers=verifiers, **options, **form).calibrated()
+    options["method"] = options["method"].model_copy(update={"verifiers": verifiers})
+    call = Call(members=members, **options, **form).calibrated()
     messages = [SystemMessage(arguments.system)] if arguments.system else []
     return Question.of([*messages, HumanMessage(text)], call, call.stop)
 

@@ -111,7 +111,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> bool:
         where = f"{root}/v1"
         if not arguments.no_page:
             where += f" for clients, {root}/ for browsers"
-        names = ", ".join(names_of([*llm.members, *llm.verifiers]))
+        names = ", ".join(names_of([*llm.members, *llm.method.verifiers]))
         say(f"listening on {where}; the model is {arguments.name!r}; loading {names} ...")
 
         def after_loading(loading: Future[Any]) -> None:
@@ -132,9 +132,8 @@ def chat_model(arguments: argparse.Namespace) -> SpecFuseChatModel:
     """The chat model that these arguments describe. Loads nothing."""
     members, verifiers = members_of(arguments)
     options = {name: value for name, value in options_of(arguments).items() if name not in LIMITS}
-    return SpecFuseChatModel(
-        members=members, verifiers=verifiers, calibration=arguments.calibration, **options
-    )
+    options["method"] = options["method"].model_copy(update={"verifiers": verifiers})
+    return SpecFuseChatModel(members=members, calibration=arguments.calibration, **options)
 
 
 def _limits(arguments: argparse.Namespace) -> Limits:

@@ -323,7 +323,9 @@ class Checking:
             last.check, last.reason, answer, f"{amount(samples, 'answer')} asked for"
         )
         advised(
-            error, f"raise samples=, add a member, or choose on_failure='end' or 'keep'; {TEXT}"
+            error,
+            "raise samples= of the method, add a member, or choose on_failure='end' or 'keep'; "
+            f"{TEXT}",
         )
         return self._reported(error)
 
@@ -892,7 +894,7 @@ class Checking:
         while self._held_back and len(self._held_back[0].after.text) <= shown:
             del self._held_back[0]
         if self._length is not None:
-            longest = max(SHORT, self._settings.segment_tokens // 2)
+            longest = max(SHORT, self._settings.method.segment_tokens // 2)
             self._length = min(self._length + 1, longest)
         if self._redraft is not None and shown > self._redraft.at:
             self._redraft = None

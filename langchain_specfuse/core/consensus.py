@@ -114,8 +114,8 @@ class Tally:
 
 def answers(query: Query, settings: Settings, panel: Panel, referee: Referee = FREE) -> Loop:
     """As :func:`.rounds`: one round, in which a whole answer is agreed."""
-    first_wins = settings.result is None
-    result_of = _result_function(settings.result)
+    first_wins = settings.method.result is None
+    result_of = _result_function(settings.method.result)
     free = Answer(stop=settings.stop_strings, budget=settings.budget())
     judged = replace(free, referee=referee).started()
     before = panel
@@ -129,8 +129,8 @@ def answers(query: Query, settings: Settings, panel: Panel, referee: Referee = F
     redacting = Redacting(settings.checks, query.rewrite)
     checking.begin_round()
     drafts: dict[str, Draft] = {}
-    waiting = voters(panel, settings.samples, cheapest_first=first_wins)
-    tally = Tally(waiting, samples=settings.samples, first_wins=first_wins)
+    waiting = voters(panel, settings.method.samples, cheapest_first=first_wins)
+    tally = Tally(waiting, samples=settings.method.samples, first_wins=first_wins)
     while not tally.is_decided():
         asked = tally.next()
         written = {voter.member: answer_of(voter.member) for voter in asked}
@@ -141,7 +141,7 @@ def answers(query: Query, settings: Settings, panel: Panel, referee: Referee = F
             jobs[voter.member] = checking.told(job, voter.member, panel)
         replies = yield from whole_answers(jobs, written, redacting)
         clock.lap("draft", replies)
-        if settings.refusals == "any" and clock.refusals:
+        if settings.method.refusals == "any" and clock.refusals:
             break
         panel = without_failed(panel, jobs, replies, judged, 1, needed=not drafts)
         staying = panel.weights
@@ -174,7 +174,7 @@ def answers(query: Query, settings: Settings, panel: Panel, referee: Referee = F
         yield last_round(1, panel, before, ended, drafts, clock, checking, redacting, "")
         return
     if not agreed:
-        kept = _greedy(before, drafts, settings.samples)
+        kept = _greedy(before, drafts, settings.method.samples)
         if _has_calls(answer_of(kept.member), drafts[kept.name]):  # an agent would run them
             raise checking.none_passed(judged, len(drafts))
         agreed = [kept]

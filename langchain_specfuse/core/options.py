@@ -131,6 +131,35 @@ class Checked(BaseModel):
 # --- the method -----------------------------------------------------------------------------------
 
 
+def _result(value: Any) -> Any:
+    """A key of ``RESULTS`` or a function."""
+    if value is None or callable(value) or (isinstance(value, str) and value in RESULTS):
+        return value
+    if value == "fuse":
+        raise removed('result="fuse"')
+    known = ", ".join(map(repr, RESULTS))
+    error = UsageError(f"result must be one of {known} or a function, got {value!r:.200}")
+    raise advised(error, "a function takes an answer's text and returns its result, or None")
+
+
+def _prior(value: Any) -> Any:
+    """Voting weights by name."""
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        error = UsageError(
+            f"prior must be a dict of member names and numbers above 0, got {value!r:.200}"
+        )
+        raise advised(error, "leave it out for equal weights")
+    for name, weight in value.items():
+        is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
+        if not is_number or not 0 < weight < float("inf"):
+            error = UsageError(f"prior of {name!r} must be a number above 0, got {weight!r:.200}")
+            advice = "to keep a member from writing, put it in verifiers= or leave it out"
+            raise advised(error, advice)
+    return dict(value)
+
+
 class Method(Checked):
     """How drafts become an answer. ``Method()`` is ``"robust"``; :meth:`named` starts from another
     named method.
@@ -179,6 +208,40 @@ class Method(Checked):
         "if the verifiers' mean log-probability per token is higher by more than this (one "
         "verifier's difference counts as at most 2.94); none: no member leads, all vote",
     )
+    segment_tokens: Count = Field(
+        default=10, description="length of a draft in its author's tokens"
+    )
+    segment: Literal["draft", "answer"] = Field(
+        default="draft",
+        description="what is agreed at a time: a draft of segment_tokens, or a whole answer "
+        "(without streaming)",
+    )
+    result: Annotated[
+        str | SkipValidation[Callable[[str], Hashable]] | None, BeforeValidator(_result)
+    ] = Field(
+        default=None,
+        description="with segment='answer', how answers are compared: by number, choice, json, "
+        "text, or a function of the text (default: by the object, choice or call that was asked "
+        "for)",
+    )
+    samples: Count = Field(
+        default=1,
+        le=100,
+        description="with segment='answer': answers per member, the second and further sampled",
+    )
+    prior: Annotated[dict[str, float] | None, BeforeValidator(_prior)] = Field(
+        default=None,
+        description="initial voting weights by member name (1 for members that are not named)",
+    )
+    verifiers: list[Any] = Field(
+        default_factory=list, description="members that vote but never write"
+    )
+    refusals: Literal["outvoted", "any", "ignore"] = Field(
+        default="outvoted",
+        description="when the answer is a refusal: outvoted: only if no member that is asked "
+        "drafts and at least one refuses; any: as soon as one refuses; ignore: as outvoted, but "
+        "members in reserve are asked first",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -199,13 +262,31 @@ class Method(Checked):
             raise advised(error, meant(name, METHODS, "'robust' is the default"))
         return cls(**{**dict(METHODS[name]), **changes})
 
+    def __hash__(self) -> int:
+        return hash(tuple(self.rules.items()))
+
+    def __repr_args__(self) -> Any:
+        changes = self.changes
+        changes.pop("verifiers", None)  # their own texts may be long
+        return changes.items()
+
     @property
     def changes(self) -> dict[str, Any]:
         """The options in which this differs from ``Method()``."""
         usual = dict(METHODS["robust"])
         return {name: value for name, value in self if value != usual[name]}
 
+    @property
+    def rules(self) -> dict[str, Any]:
+        """Those of the changes that say how drafts are compared. The others say what is drafted, by
+        whom, and who votes."""
+        return {name: value for name, value in self.changes.items() if name not in _NO_RULES}
 
+
+_NO_RULES = frozenset(
+    ("segment_tokens", "segment", "result", "samples", "prior", "verifiers", "refusals")
+)
+"""The options of the method that leave open how drafts are compared."""
 _PUBLISHED: Mapping[str, Any] = {
     "score": "mean_prob",
     "weighting": "equal",
@@ -255,64 +336,13 @@ def _stop_strings(value: Any) -> Any:
     return list(dict.fromkeys(strings))
 
 
-def _result(value: Any) -> Any:
-    """A key of ``RESULTS`` or a function."""
-    if value is None or callable(value) or (isinstance(value, str) and value in RESULTS):
-        return value
-    if value == "fuse":
-        raise removed('result="fuse"')
-    known = ", ".join(map(repr, RESULTS))
-    error = UsageError(f"result must be one of {known} or a function, got {value!r:.200}")
-    raise advised(error, "a function takes an answer's text and returns its result, or None")
-
-
-def _prior(value: Any) -> Any:
-    """Voting weights by name."""
-    if value is None:
-        return None
-    if not isinstance(value, Mapping):
-        error = UsageError(
-            f"prior must be a dict of member names and numbers above 0, got {value!r:.200}"
-        )
-        raise advised(error, "leave it out for equal weights")
-    for name, weight in value.items():
-        is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
-        if not is_number or not 0 < weight < float("inf"):
-            error = UsageError(f"prior of {name!r} must be a number above 0, got {weight!r:.200}")
-            advice = "to keep a member from writing, put it in verifiers= or leave it out"
-            raise advised(error, advice)
-    return dict(value)
-
-
 DEFAULT_TOKENS = 512
 NO_LIMIT = 2**31
 
 
-class Settings(Checked):
-    """What the loop and the engine need to know about an answer besides the question and the
-    members."""
+class ModelSettings(Checked):
+    """The settings of an answer that a chat model has as well."""
 
-    segment_tokens: Count = Field(
-        default=10, description="length of a draft in its author's tokens"
-    )
-    segment: Literal["draft", "answer"] = Field(
-        default="draft",
-        description="what is agreed at a time: a draft of segment_tokens, or a whole answer "
-        "(without streaming)",
-    )
-    result: Annotated[
-        str | SkipValidation[Callable[[str], Hashable]] | None, BeforeValidator(_result)
-    ] = Field(
-        default=None,
-        description="with segment='answer', how answers are compared: by number, choice, json, "
-        "text, or a function of the text (default: by the object, choice or call that was asked "
-        "for)",
-    )
-    samples: Count = Field(
-        default=1,
-        le=100,
-        description="with segment='answer': answers per member, the second and further sampled",
-    )
     max_tokens: Count | None = Field(
         default=None,
         description="budget of the answer in tokens (default: 512; where a chat model leads, its "
@@ -348,10 +378,6 @@ class Settings(Checked):
         "the one with at least twice the parameters of every other; without one, the first if one "
         "of them is a chat model or fewer than two can vote; None: all vote",
     )
-    prior: Annotated[dict[str, float] | None, BeforeValidator(_prior)] = Field(
-        default=None,
-        description="initial voting weights by member name (1 for members that are not named)",
-    )
     timeout: Positive | None = Field(
         default=None, description="seconds for a whole answer, not counting loading"
     )
@@ -362,11 +388,6 @@ class Settings(Checked):
     )
     max_concurrency: Count = Field(
         default=256, description="answers under way at once on these members; others wait"
-    )
-    max_waiting: Annotated[int, Field(strict=True, ge=0)] | None = Field(
-        default=None,
-        description="refuse a call with BusyError if this many answers are waiting already "
-        "(default: no limit)",
     )
     max_calls: Count | None = Field(
         default=None,
@@ -396,31 +417,22 @@ class Settings(Checked):
     on_failure: Literal["raise", "end", "keep"] = Field(
         default="raise",
         description="when no attempt passes a check: raise a CheckError, end the answer before "
-        "that text or, with segment='answer', keep the lead's own answer",
-    )
-    logprobs: Flag = Field(
-        default=False,
-        description="add the log-probabilities of the answer's tokens to response_metadata",
+        "that text or, if whole answers are agreed, keep the lead's own answer",
     )
     reasoning: Flag | None = Field(
         default=None,
         description="show the reasoning of the member whose draft is agreed first, before the "
         "answer (default: only that of a chat model that leads)",
     )
-    refusals: Literal["outvoted", "any", "ignore"] = Field(
-        default="outvoted",
-        description="when the answer is a refusal: outvoted: only if no member that is asked "
-        "drafts and at least one refuses; any: as soon as one refuses; ignore: as outvoted, but "
-        "members in reserve are asked first",
-    )
 
     @model_validator(mode="after")
     def _check_keep(self) -> Self:
-        if self.on_failure == "keep" and self.segment != "answer":
+        if self.on_failure == "keep" and self.method.segment != "answer":
             error = UsageError(
                 "on_failure='keep' is for whole answers, but these are agreed draft by draft"
             )
-            raise advised(error, "add segment='answer', or choose on_failure='raise' or 'end'")
+            advice = "add method=Method(segment='answer'), or choose on_failure='raise' or 'end'"
+            raise advised(error, advice)
         return self
 
     @property
@@ -449,3 +461,18 @@ class Settings(Checked):
     def stop_strings(self) -> tuple[str, ...]:
         """The texts that end the answer."""
         return tuple(self.stop or ())
+
+
+class Settings(ModelSettings):
+    """What the loop and the engine need to know about an answer besides the question and the
+    members."""
+
+    max_waiting: Annotated[int, Field(strict=True, ge=0)] | None = Field(
+        default=None,
+        description="refuse a call with BusyError if this many answers are waiting already "
+        "(default: no limit)",
+    )
+    logprobs: Flag = Field(
+        default=False,
+        description="add the log-probabilities of the answer's tokens to response_metadata",
+    )

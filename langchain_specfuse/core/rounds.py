@@ -178,7 +178,7 @@ def call_for_drafts(
     job = DraftJob(
         query,
         answer.segments,
-        segment_tokens=settings.segment_tokens,
+        segment_tokens=settings.method.segment_tokens,
         max_tokens=answer.tokens_left,
         sampling=settings.sampling,
         # A draft that ends early at a stop string has another score, so a draft may end there only
@@ -231,7 +231,7 @@ def call_for_drafts(
         clock.lap("draft", more)
         replies = {**replies, **more}
     has_redraft = bool(redrafting) and has_draft(replies)
-    if led or has_redraft or (settings.refusals == "any" and clock.refusals):
+    if led or has_redraft or (settings.method.refusals == "any" and clock.refusals):
         others = []
     if others and not is_agreed_alone(panel, settings.method, replies[first[0]], answer):
         job = replace(job, stop=(), budget=clock.budget, leads=False)
@@ -304,7 +304,7 @@ def needs_successor(settings: Settings, clock: Clock, replies: Replies) -> bool:
     say otherwise."""
     if has_draft(replies):
         return False
-    return not clock.refusals or settings.refusals == "ignore"
+    return not clock.refusals or settings.method.refusals == "ignore"
 
 
 def is_agreed_alone(panel: Panel, method: Method, reply: Reply, answer: Answer) -> bool:
@@ -331,7 +331,7 @@ def is_at_limits(replies: Replies) -> bool:
 
 def is_refused(settings: Settings, clock: Clock, replies: Mapping[str, Any]) -> bool:
     """Whether the answer is a refusal: no member has drafted, or one refusal is enough."""
-    return bool(clock.refusals) and (settings.refusals == "any" or not has_draft(replies))
+    return bool(clock.refusals) and (settings.method.refusals == "any" or not has_draft(replies))
 
 
 def last_round(

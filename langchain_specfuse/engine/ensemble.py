@@ -204,7 +204,7 @@ class Ensemble:
             return error
         advice = f"all members take part in this answer; to go on without {name}, leave it out"
         others = [other for other in self.members if other in self.drafting - self._failed.keys()]
-        can_lead = settings.segment == "draft" and settings.method.margin == math.inf
+        can_lead = settings.method.segment == "draft" and settings.method.margin == math.inf
         if others and can_lead and name in self.drafting:
             advice += f", or let another member lead: lead={others[0]!r}"
         # A copy, because the advice is for this answer, and others share the error of the load.
@@ -299,12 +299,12 @@ class Ensemble:
 
     def _wanted(self, settings: Settings) -> list[str]:
         """``order`` if no member had failed."""
-        if settings.segment != "draft" or settings.method.margin != math.inf:
+        if settings.method.segment != "draft" or settings.method.margin != math.inf:
             return []
         lead = self.lead(settings)
         if lead is None:
             return []
-        prior = settings.prior or {}
+        prior = settings.method.prior or {}
         others = [name for name in self.members if name in self.drafting - {lead}]
         others.sort(key=lambda name: -prior.get(name, 1.0))
         return [lead, *others]
@@ -385,7 +385,7 @@ class Ensemble:
         present = self._present()
         panelists = [self._panelist(name) for name in present if self._reads(name, kinds)]
         leader = self.lead(settings)
-        return Panel.of(panelists, settings.prior, leader if leader in present else None)
+        return Panel.of(panelists, settings.method.prior, leader if leader in present else None)
 
     def _present(self) -> list[str]:
         """The members that can work now; all if none of these could write."""
@@ -545,7 +545,7 @@ def _log_exit(gone: Departure) -> None:
 
 def _loop(query: Query, settings: Settings, panel: Panel, referee: Referee) -> Loop:
     """The loop that decides on the answer: segment by segment, or as a whole."""
-    if settings.segment == "answer":
+    if settings.method.segment == "answer":
         return answers(query, settings, panel, referee)
     return rounds(query, settings, panel, referee)
 

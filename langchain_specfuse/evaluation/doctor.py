@@ -16,7 +16,7 @@ from ..chat.calibration import ROUTER, Calibration, Tried
 from ..chat.members import ensemble_for
 from ..chat.references import members_list
 from ..core.member import Member
-from ..core.options import Method, Settings
+from ..core.options import Settings
 from ..core.routing import Router, features_of
 from ..errors import UsageError, advised, amount
 from .comparison import GAP, Comparison, by_system, mean, scores_of, upper_bound
@@ -254,14 +254,15 @@ def ways_of(
     if margin is not None:
         if margin == math.inf:
             margin = CONSULTING
-        method = Method(**{**dict(settings.method), "margin": margin})
+        method = settings.method.model_copy(update={"margin": margin})
         ways.append(System(ENSEMBLE, names, led.model_copy(update={"method": method})))
     equals = settings.model_copy(update={"lead": None})
     ways.append(System(VOTE, names, equals))
     if task.result:
         prior = weights(alone, task.result)
         whole = {"segment": "answer", "result": task.result, "prior": prior}
-        ways.append(System(CONSENSUS, names, led.model_copy(update=whole)))
+        method = settings.method.model_copy(update=whole)
+        ways.append(System(CONSENSUS, names, led.model_copy(update={"method": method})))
     return ways
 
 
@@ -312,14 +313,14 @@ def calibrated(
     way = ways[position]
     if way.name == ROUTER:
         return replace(calibration, use=ROUTER, router=router)
-    settings = way.settings
+    method = way.settings.method
     return replace(
         calibration,
         use=way.name,
-        method=settings.method.changes,
-        result=settings.result if isinstance(settings.result, str) else None,
-        prior=settings.prior,
-        leads=settings.lead is not None,
+        method=method.rules,
+        result=method.result if isinstance(method.result, str) else None,
+        prior=method.prior,
+        leads=way.settings.lead is not None,
     )
 
 

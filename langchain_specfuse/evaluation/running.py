@@ -53,7 +53,7 @@ class System:
     @property
     def alone(self) -> bool:
         """Whether one member answers by itself."""
-        return len(self.members) == 1 and not self.verifiers and self.settings.samples == 1
+        return len(self.members) == 1 and not self.verifiers and self.settings.method.samples == 1
 
     def as_dict(self) -> dict[str, Any]:
         """The system as plain data."""

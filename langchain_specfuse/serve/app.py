@@ -64,7 +64,8 @@ def app_of(
     # the environment may have chosen content blocks
     llm = llm.model_copy(update={"output_version": "v0"})
     llm._checks_calls = False  # clients choose the schemas
-    ensemble, call = ensemble_for(llm.members, llm.verifiers), Call.of(llm)
+    call = Call.of(llm)
+    ensemble = ensemble_for(call.members, call.method.verifiers)
     providers = {_provider_of(member) for member in ensemble.members.values()} - {None}
     is_hosted = bool(providers)
     unread: tuple[str, ...] = () if is_hosted else HOSTED

@@ -96,7 +96,7 @@ def _first_address(lines: Iterable[str]) -> str:
 def scripted() -> dict[str, Any]:
     """A run of three scripted members, one of which is off topic and leaves. Its numbers are the
     same on every machine."""
-    from langchain_specfuse import ScriptedMember
+    from langchain_specfuse import Method, ScriptedMember
     from langchain_specfuse.core.options import Settings
     from langchain_specfuse.core.values import Query, Turn
     from langchain_specfuse.engine import Ensemble
@@ -112,7 +112,9 @@ def scripted() -> dict[str, Any]:
     }
     ensemble = Ensemble([ScriptedMember(text, name=name) for name, text in texts.items()])
     query = Query("docs", (Turn("user", "Why is the sky blue?"),))
-    rounds = [item.as_dict() for item in ensemble.rounds(query, Settings(segment_tokens=4))]
+    rounds = [
+        item.as_dict() for item in ensemble.rounds(query, Settings(method=Method(segment_tokens=4)))
+    ]
     for item in rounds:
         item["seconds"] = dict.fromkeys(item["seconds"], 0.001)
         for phase in item["tokens"].values():
@@ -135,7 +137,7 @@ def fields() -> str:
         value = field.get_default(call_default_factory=True)
         return _code("robust" if value == METHODS["robust"] else value)
 
-    first = ("members", "verifiers", "model_name")
+    first = ("members", "model_name")
     names = [*first, *(name for name in Options.model_fields if name not in first)]
     rows = []
     for name in names:
@@ -166,11 +168,19 @@ def _values(annotation: Any) -> str:
     """What a field of this type may be, in words."""
     if get_origin(annotation) is Literal:
         return ", ".join(map(_code, get_args(annotation)))
-    types = {annotation, *get_args(annotation)}
+    types = {get_origin(kind) or kind for kind in (annotation, *get_args(annotation))}
     if bool in types:
         return "`True`, `False`"
-    words = "a whole number" if int in types else "a number"
+    words = next((words for kind, words in _WORDS.items() if kind in types), "a number")
     return f"{words} or `None`" if type(None) in types else words
+
+
+_WORDS = {
+    int: "a whole number",
+    str: "a name or a function",
+    dict: "a dict",
+    list: "a list",
+}
 
 
 def _code(value: Any) -> str:

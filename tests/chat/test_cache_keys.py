@@ -16,13 +16,13 @@ import pytest
 from langchain_core.caches import InMemoryCache
 from langchain_core.language_models import FakeListChatModel
 
-from langchain_specfuse import ChatModelMember, ScriptedMember, SpecFuseChatModel, checks
+from langchain_specfuse import ChatModelMember, Method, ScriptedMember, SpecFuseChatModel, checks
 
 MEMBER = ScriptedMember("A 1", name="a")
 
 
 def key(result: Any, at_call: bool = False) -> str:
-    options: dict[str, Any] = {"segment": "answer", "result": result}
+    options = {"method": Method(segment="answer", result=result)}
     llm = SpecFuseChatModel(members=[MEMBER], **({} if at_call else options))
     return llm._get_llm_string(**(options if at_call else {}))
 
@@ -96,7 +96,7 @@ def test_the_key_of_a_deleted_function_is_never_reused() -> None:
 
 
 GRADES = """
-from langchain_specfuse import ScriptedMember, SpecFuseChatModel, checks
+from langchain_specfuse import Method, ScriptedMember, SpecFuseChatModel, checks
 
 def grade(text):
     return helper(text)
@@ -110,9 +110,8 @@ def outer():
     return inner
 
 def key(result):
-    llm = SpecFuseChatModel(
-        members=[ScriptedMember("A", name="a")], segment="answer", result=result
-    )
+    method = Method(segment="answer", result=result)
+    llm = SpecFuseChatModel(members=[ScriptedMember("A", name="a")], method=method)
     return llm._get_llm_string()
 
 def polite(text):

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 from langchain_core.messages import AIMessageChunk
+from langchain_core.runnables import Runnable
 
 from langchain_specfuse import ScriptedMember, SpecFuseChatModel
 from langchain_specfuse.members.scripted import SURE
+from tests.methods import in_method
 
 ANSWER = "The sky is blue because of the air, all of it."
 
@@ -21,11 +23,13 @@ def content(message: Any) -> list[dict[str, Any]]:
     return entries
 
 
-def llm(*answers: Any, **options: Any) -> SpecFuseChatModel:
+def llm(*answers: Any, **options: Any) -> Runnable[Any, Any]:
+    return quiet(*answers, **options).bind(logprobs=True)
+
+
+def quiet(*answers: Any, **options: Any) -> SpecFuseChatModel:
     members = [answer if hasattr(answer, "draft") else ScriptedMember(answer) for answer in answers]
-    return SpecFuseChatModel(
-        **{"members": members, "segment_tokens": 3, "logprobs": True, **options}
-    )
+    return SpecFuseChatModel(**in_method(**{"members": members, "segment_tokens": 3, **options}))
 
 
 async def test_the_tokens_are_those_of_the_answer_in_every_way_of_asking() -> None:
@@ -45,7 +49,7 @@ async def test_the_tokens_are_those_of_the_answer_in_every_way_of_asking() -> No
 
 
 def test_log_probabilities_are_present_only_where_requested() -> None:
-    chat = llm(ANSWER, logprobs=False)
+    chat = quiet(ANSWER)
     assert content(chat.invoke("?", logprobs=True))
     assert content(chat.bind(logprobs=True).invoke("?"))
     assert "logprobs" not in chat.invoke("?").response_metadata
@@ -63,7 +67,7 @@ def test_members_are_asked_for_them_only_then() -> None:
 
     member = Noting(ANSWER)
     for wanted in (False, True):
-        llm(member, logprobs=wanted).invoke("?")
+        quiet(member).invoke("?", logprobs=wanted)
         assert member.wants == [wanted]
 
 

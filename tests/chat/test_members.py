@@ -138,7 +138,7 @@ def test_a_name_given_twice_is_two_members_and_an_object_given_twice_is_refused(
     member = ScriptedMember(BLUE, name="a")
     for members, verifiers in (([member, member], []), ([member], [ScriptedMember("x", name="a")])):
         with pytest.raises(UsageError, match="called 'a'"):
-            SpecFuseChatModel(members=members, verifiers=verifiers)
+            SpecFuseChatModel(members=members, method=Method(verifiers=verifiers))
 
 
 def test_unloading_frees_and_the_next_question_loads_again(named: Any) -> None:
@@ -340,7 +340,7 @@ def test_a_lead_is_one_of_the_members_that_write(ensemble: Any) -> None:
     with pytest.raises(UsageError, match="no member leads"):
         SpecFuseChatModel(members=members, lead="ann", method="specem")
     with pytest.raises(UsageError, match="lead must be one of ann"):
-        SpecFuseChatModel(members=members[:1], verifiers=members[1:], lead="bob")
+        SpecFuseChatModel(members=members[:1], method=Method(verifiers=members[1:]), lead="bob")
 
 
 def test_the_lead_may_be_the_member_itself() -> None:
@@ -388,14 +388,15 @@ DIFFERENT: list[dict[str, Any]] = [
     {"top_k": 4},
     {"min_p": 0.1},
     {"repetition_penalty": 1.1},
-    {"segment_tokens": 3},
+    {"method": Method(segment_tokens=3)},
     {"max_tokens": 8},
     {"stop": ["air"]},
     {"method": "specem"},
     {"lead": "a"},
     {"lead": None},
     {"method": Method(reward="wins")},
-    {"prior": {"b": 2.0}},
+    {"method": Method(prior={"b": 2.0})},
+    {"method": Method(segment="answer", result=len)},
 ]
 """Options that can change the answer."""
 
@@ -425,7 +426,8 @@ async def test_the_cache_key_has_every_option_that_can_change_the_answer(
         {"members": [other, member]},
         {"output_version": "v1"},
     ]
-    for options in [{}, *variants, {"members": [member], "verifiers": [other]}]:
+    judged = {"members": [member], "method": Method(verifiers=[other])}
+    for options in [{}, *variants, judged]:
         assert await answered(**options) == bool(options), options
         assert not await answered(**options), options
     for call in ({"temperature": 0.7}, {"stop": ["sky"]}, {"method": Method(exit="never")}):
@@ -450,13 +452,17 @@ def test_different_members_with_the_same_name_do_not_share_cached_answers() -> N
 
 
 @pytest.mark.parametrize(
-    "method", ["specem", Method(reward="wins", margin=math.inf), {"exit": "never"}]
+    "method",
+    [
+        "specem",
+        Method(reward="wins", margin=math.inf),
+        {"exit": "never", "segment_tokens": 3, "prior": {"one": 2.0}},
+        Method(verifiers=["org/three"], refusals="any"),
+    ],
 )
 def test_a_chat_model_of_names_round_trips_with_its_method(method: Any) -> None:
     members = ["org/one", "org/two"]
-    llm = SpecFuseChatModel(
-        members=members, temperature=0.4, stop=["x"], method=method, prior={"one": 2.0}
-    )
+    llm = SpecFuseChatModel(members=members, temperature=0.4, stop=["x"], method=method)
     options: Any = {
         "allowed_objects": [SpecFuseChatModel],
         "valid_namespaces": ["langchain_specfuse"],
@@ -467,7 +473,7 @@ def test_a_chat_model_of_names_round_trips_with_its_method(method: Any) -> None:
         pickle.loads(pickle.dumps(llm)),
     ):
         assert again.asdict() == llm.asdict()
-        assert (again.method, again.prior) == (llm.method, llm.prior)
+        assert again.method == llm.method
     assert json.loads(json.dumps(llm.asdict())) == llm.asdict()
 
 
@@ -476,6 +482,6 @@ def test_a_chat_model_of_objects_is_never_serialized(ensemble: Any) -> None:
     assert dumpd(llm)["type"] == "not_implemented"
     assert BLUE not in dumps(llm)
     expected = (
-        "SpecFuseChatModel(members=['a', 'b'], verifiers=[], segment_tokens=4, temperature=0.5)"
+        "SpecFuseChatModel(members=['a', 'b'], temperature=0.5, method=Method(segment_tokens=4))"
     )
     assert repr(llm) == expected

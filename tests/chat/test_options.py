@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from langchain_core.language_models import FakeListChatModel
 from langchain_core.runnables import ConfigurableField
 
 import langchain_specfuse
@@ -27,8 +28,8 @@ WRONG: list[tuple[dict[str, Any], list[str]]] = [
     ({"temperature": -0.1}, ["temperature", "0", "got -0.1"]),
     ({"temperature": "hot"}, ["temperature", "number", "got 'hot'"]),
     ({"temperature": float("nan")}, ["temperature", "finite"]),
-    ({"segment_tokens": 0}, ["segment_tokens", "1", "got 0"]),
-    ({"segment_tokens": 2.5}, ["segment_tokens", "integer"]),
+    ({"method": {"segment_tokens": 0}}, ["segment_tokens", "1", "got 0"]),
+    ({"method": {"segment_tokens": 2.5}}, ["segment_tokens", "integer"]),
     ({"max_tokens": True}, ["max_tokens", "integer", "got True"]),
     ({"top_p": 1.5}, ["top_p", "1", "got 1.5"]),
     ({"min_p": 2}, ["min_p", "got 2"]),
@@ -56,10 +57,10 @@ WRONG: list[tuple[dict[str, Any], list[str]]] = [
     ({"members": ["http:///v1#m"]}, ["http:///v1#m", "server"]),
     ({"members": [{"model": "org/x", "api_key": "not-a-key"}]}, ["a member as a dict"]),
     ({"members": ["org/a"], "model": "org/b"}, ["model", "members", "both"]),
-    ({"verifiers": [None]}, ["a hub id"]),
-    ({"prior": {"nobody": 1.0}}, ["prior", "'nobody'", "not a member"]),
-    ({"prior": {"a": 0}}, ["prior of 'a'", "above 0"]),
-    ({"prior": [1, 2]}, ["prior", "a dict"]),
+    ({"method": {"verifiers": [None]}}, ["a hub id"]),
+    ({"method": {"prior": {"nobody": 1.0}}}, ["prior", "'nobody'", "not a member"]),
+    ({"method": {"prior": {"a": 0}}}, ["prior of 'a'", "above 0"]),
+    ({"method": {"prior": [1, 2]}}, ["prior", "a dict"]),
 ]
 UNKNOWN = [
     ({"n": 3}, "n is not supported, got 3", "samples=3, result='number'"),
@@ -80,8 +81,20 @@ UNKNOWN = [
     ({"num_predict": 5}, "there is no option 'num_predict'", "use max_tokens=..."),
     ({"reserve": "b"}, "there is no option 'reserve'", "after the lead: members=[lead, reserve]"),
     ({"fallbacks": ["b"]}, "there is no option 'fallbacks'", "after the lead: members=[lead"),
-    ({"score": "mean_prob"}, "there is no option 'score'", "use method=Method(score=...)"),
+    (
+        {"score": "mean_prob"},
+        "score is an option of the method",
+        "method=Method(score='mean_prob')",
+    ),
+    ({"segment_tokens": 4}, "segment_tokens is an option", "-> method=Method(segment_tokens=4)"),
+    ({"segment": "answer"}, "segment is an option of", "-> method=Method(segment='answer')"),
+    ({"result": len}, "result is an option of the method", "-> method=Method(result=...)"),
+    ({"samples": 3}, "samples is an option of the method", "-> method=Method(samples=3)"),
+    ({"prior": {"a": 2.0}}, "prior is an option of the method", "-> method=Method(prior=...)"),
+    ({"verifiers": ["c"]}, "verifiers is an option of the", "-> method=Method(verifiers=...)"),
+    ({"refusals": "any"}, "refusals is an option of the", "-> method=Method(refusals='any')"),
     ({"embeddings": 1}, "embeddings= is no longer supported", "make the calibration file again"),
+    ({"streaming": False}, "streaming is not supported, got False", "disable_streaming=True"),
     ({"colour": "blue"}, "there is no option 'colour'", "the options are "),
 ]
 
@@ -115,7 +128,9 @@ def test_a_wrong_option_is_refused_with_what_was_expected_and_what_to_do(
 def test_an_unknown_option_is_refused_with_its_new_name_or_a_close_one(
     ensemble: Any, options: dict[str, Any], message: str, advice: str
 ) -> None:
-    for attempt in (lambda: ensemble(**options), lambda: ensemble().bind(**options).invoke("Why?")):
+    members = ensemble().members
+    made = lambda: SpecFuseChatModel(members=members, **options)
+    for attempt in (made, lambda: ensemble().bind(**options).invoke("Why?")):
         error, note = refusal(attempt)
         assert message in error and advice in note
 
@@ -127,11 +142,12 @@ async def test_every_way_of_asking_refuses_a_wrong_option(ensemble: Any, way: st
 
 
 def test_options_of_a_chat_model_and_of_a_call_are_not_confused(ensemble: Any) -> None:
-    for name in ("output_version", "streaming", "cache", "calibration"):
+    for name in ("output_version", "cache", "calibration"):
         error, _ = refusal(lambda name=name: ensemble().invoke("?", **{name: "v1"}))
         assert f"{name} is chosen when the chat model is made" in error
-    error, note = refusal(lambda: ensemble(regex="[0-9]"))
-    assert "regex is chosen for a call" in error and "llm.bind(regex=...)" in note
+    for name in ("regex", "logprobs", "max_waiting"):
+        error, note = refusal(lambda name=name: ensemble(**{name: "[0-9]"}))
+        assert f"{name} is chosen for a call" in error and f"llm.bind({name}=...)" in note
     assert (
         "max_waiting must be greater than or equal to 0"
         in refusal(lambda: ensemble().invoke("?", max_waiting=-1))[0]
@@ -162,6 +178,7 @@ def test_neutral_values_of_unsupported_options_are_accepted(ensemble: Any) -> No
     neutral = {
         "n": 1,
         "stream_usage": True,
+        "streaming": True,
         "frequency_penalty": 0,
         "presence_penalty": 0.0,
         "top_logprobs": 0,
@@ -174,8 +191,8 @@ def test_neutral_values_of_unsupported_options_are_accepted(ensemble: Any) -> No
 
 
 def test_the_suggested_replacements_for_n_and_format_work(ensemble: Any) -> None:
-    options = {"segment": "answer", "samples": 3, "result": "text", "temperature": 0.5}
-    assert ensemble().invoke("Why?", **options).text == BLUE
+    method = Method(segment="answer", samples=3, result="text")
+    assert ensemble().invoke("Why?", method=method, temperature=0.5).text == BLUE
     with pytest.raises(UsageError, match=r"dict or a class.*'json'") as error:
         ensemble().invoke("Why?", response_format="json")
     assert "{'type': 'json_object'}" in error.value.notes[0]
@@ -226,13 +243,20 @@ def test_a_method_is_given_by_name_as_an_object_or_as_its_options() -> None:
     assert method("specem") == METHODS["specem"]
     assert method({"name": "specem", "loop_guard": True}) == Method.named("specem", loop_guard=True)
     assert method({"exit": "never"}) == method(Method(exit="never")) == Method(exit="never")
+    assert method({"segment": "answer"}) == Method(segment="answer")
+
+
+def test_an_option_of_the_method_is_refused_with_chat_models_too() -> None:
+    """Other arguments of a call go to their provider."""
+    llm = SpecFuseChatModel(members=[FakeListChatModel(responses=["Blue."])])
+    assert "-> method=Method(samples=3)" in refusal(lambda: llm.invoke("?", samples=3))[1]
 
 
 def test_a_prior_decides_whose_draft_wins() -> None:
     members = [ScriptedMember("left is right", name="a"), ScriptedMember("right is left", name="b")]
     llm = SpecFuseChatModel(members=members, method=Method(learning_rate=0.0))
     assert llm.invoke("?").text == "left is right"
-    assert llm.invoke("?", prior={"b": 3.0}).text == "right is left"
+    assert llm.invoke("?", method=Method(prior={"b": 3.0})).text == "right is left"
 
 
 def test_standard_parameters_for_traces_follow_the_call(ensemble: Any) -> None:
@@ -288,7 +312,7 @@ def of(*scoring: bool, verifier: bool = False) -> SpecFuseChatModel:
         for name, can in zip("abc", scoring, strict=False)
     ]
     verifiers = [ScriptedMember(BLUE, name="judge")] if verifier else []
-    return SpecFuseChatModel(members=members, verifiers=verifiers, lead=None)
+    return SpecFuseChatModel(members=members, method=Method(verifiers=verifiers), lead=None)
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -332,7 +356,7 @@ def test_other_ensembles_do_not_warn(llm: SpecFuseChatModel) -> None:
 def test_verifiers_that_have_nothing_to_verify_are_named_once() -> None:
     members = [ScriptedMember(BLUE, name=name) for name in "ab"]
     judges = [ScriptedMember(BLUE, name="judge")]
-    llm = SpecFuseChatModel(members=members, verifiers=judges, lead="a")
+    llm = SpecFuseChatModel(members=members, method=Method(verifiers=judges), lead="a")
     with pytest.warns(UserWarning, match="a leads and writes alone, so judge has nothing"):
         llm.invoke("?")
     with warnings.catch_warnings():

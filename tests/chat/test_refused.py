@@ -12,12 +12,14 @@ from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage
 from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 
 from langchain_specfuse import (
+    Method,
     ScriptedMember,
     SpecFuseCallbackHandler,
     SpecFuseChatModel,
     TraceCallbackHandler,
     UsageError,
 )
+from tests.methods import in_method
 
 NO = "I cannot help with that."
 TEXT = "The sky is blue because air scatters blue light more than red light."
@@ -53,7 +55,7 @@ async def test_the_others_write_and_the_refusal_is_in_the_metadata(
     lead: str | None, options: dict[str, Any]
 ) -> None:
     members = [refusing("a"), willing("b"), willing("c", TEXT.replace("blue", "red"))]
-    llm = SpecFuseChatModel(members=members, lead=lead, prior={"b": 3.0}, **options)
+    llm = SpecFuseChatModel(**in_method(members=members, lead=lead, prior={"b": 3.0}, **options))
     for message in await every_way(llm):
         assert message.text == TEXT and message.response_metadata["finish_reason"] == "stop"
         assert "refusal" not in message.additional_kwargs
@@ -67,7 +69,7 @@ def test_a_refusal_is_in_every_round_and_in_the_trace_and_earns_nothing() -> Non
     members = [refusing("a"), willing("b"), willing("c", TEXT.replace("blue", "red"))]
     events: list[Any] = []
     recorder, runs = TraceCallbackHandler(), RunCollectorCallbackHandler()
-    llm = SpecFuseChatModel(members=members, lead=None, segment_tokens=4)
+    llm = SpecFuseChatModel(members=members, lead=None, method=Method(segment_tokens=4))
     listener = SpecFuseCallbackHandler(on_round=events.append)
     llm.invoke("Why?", {"callbacks": [listener, recorder, runs]})
     assert len(events) > 2
@@ -88,7 +90,7 @@ def test_a_member_that_refuses_still_votes() -> None:
 
 def test_a_refusal_does_not_count_among_whole_answers() -> None:
     members = [refusing("a"), willing("b", "It is 42."), willing("c", "It is 42.")]
-    llm = SpecFuseChatModel(members=members, segment="answer", result="number")
+    llm = SpecFuseChatModel(members=members, method=Method(segment="answer", result="number"))
     message = llm.invoke("6 * 7?")
     assert message.text == "It is 42."
     assert message.response_metadata["specfuse"]["refusals"] == {"a": NO}
@@ -115,7 +117,7 @@ def is_refused(message: AIMessage, text: str, *, v1: bool, agreed: str = "") -> 
 @pytest.mark.parametrize("how", HOW)
 async def test_if_all_refuse_the_message_is_a_refusal(how: str, version: str) -> None:
     members = [refusing("a", "A no."), refusing("b", "B no.")]
-    llm = SpecFuseChatModel(members=members, output_version=version, **HOW[how])
+    llm = SpecFuseChatModel(members=members, output_version=version, **in_method(**HOW[how]))
     expected = "B no." if how == "a lead" else "A no."
     for message in await every_way(llm):
         assert is_refused(message, expected, v1=version == "v1")
@@ -138,7 +140,9 @@ def test_an_answer_is_a_refusal_if_every_member_refused_or_failed() -> None:
 @pytest.mark.parametrize("version", ["v0", "v1"])
 def test_what_was_agreed_before_the_last_writer_left_stays(version: str) -> None:
     members = [ScriptedMember(TEXT, name="a", fails_in=3), refusing("b")]
-    llm = SpecFuseChatModel(members=members, segment_tokens=3, output_version=version)
+    llm = SpecFuseChatModel(
+        members=members, method=Method(segment_tokens=3), output_version=version
+    )
     agreed = " ".join(TEXT.split()[:6])
     message = functools.reduce(operator.add, llm.stream("Why?"))
     assert is_refused(message, NO, v1=version == "v1", agreed=agreed)
@@ -208,28 +212,28 @@ def test_langchains_middleware_sees_the_refusal(version: str) -> None:
 @pytest.mark.parametrize("how", HOW)
 async def test_refusals_any_makes_one_refusal_the_answer(how: str) -> None:
     members = [willing("b"), refusing("a"), willing("c")]
-    llm = SpecFuseChatModel(members=members, **HOW[how])
-    assert llm.invoke("Why?").text == TEXT
+    assert SpecFuseChatModel(members=members, **in_method(**HOW[how])).invoke("Why?").text == TEXT
+    llm = SpecFuseChatModel(members=members, **in_method(**HOW[how], refusals="any"))
     if how == "a lead":
-        assert llm.invoke("Why?", refusals="any", lead="a").additional_kwargs["refusal"] == NO
+        assert llm.invoke("Why?", lead="a").additional_kwargs["refusal"] == NO
         return
-    for message in await every_way(llm.bind(refusals="any")):
+    for message in await every_way(llm):
         assert is_refused(message, NO, v1=False)
         assert message.response_metadata["specfuse"]["refusals"] == {"a": NO}
 
 
 def test_refusals_any_applies_to_objects_too() -> None:
     members = [ScriptedMember({"ok": True}, name="b"), refusing("a")]
-    llm = SpecFuseChatModel(members=members, lead=None, refusals="any")
+    llm = SpecFuseChatModel(members=members, lead=None, method=Method(refusals="any"))
     with pytest.raises(ModelRefusalError, match=NO):
         llm.with_structured_output(SCHEMA).invoke("Is it?")
 
 
 def test_refusals_is_validated_and_part_of_the_cache_key() -> None:
     with pytest.raises(UsageError, match=r"refusals.*'outvoted', 'any' or 'ignore'"):
-        SpecFuseChatModel(members=[willing("a")], refusals="all")
+        SpecFuseChatModel(members=[willing("a")], method=Method(refusals="all"))
     keys = {
-        SpecFuseChatModel(members=[member], refusals=how)._get_llm_string()
+        SpecFuseChatModel(members=[member], method=Method(refusals=how))._get_llm_string()
         for member in (willing("a", NO), refusing("a"))
         for how in ("outvoted", "any")
     }

@@ -10,15 +10,15 @@ from langchain_core.tools import tool
 from members.calling_model import CallingModel, call_of
 from pydantic import BaseModel
 
-from langchain_specfuse import ScriptedMember, SpecFuseChatModel
+from langchain_specfuse import Method, ScriptedMember, SpecFuseChatModel
 from langchain_specfuse.chat.calibration import Calibration
 
 
-def agreed(*texts: str, **options: Any) -> Any:
+def agreed(*texts: str, result: Any = None, **options: Any) -> Any:
     """Return the answer of members that write these texts; the first leads if none agree."""
     members = [ScriptedMember(text, name=name) for text, name in zip(texts, "abcdef", strict=False)]
-    llm = SpecFuseChatModel(members=members, segment="answer", lead=None)
-    return llm.invoke("?", **options)
+    method = Method(segment="answer", result=result)
+    return SpecFuseChatModel(members=members, method=method, lead=None).invoke("?", **options)
 
 
 LANGUAGES = ["C", "C++", "C#"]
@@ -85,7 +85,7 @@ def test_a_chat_model_and_a_local_member_that_make_the_same_call_agree() -> None
         ScriptedMember(f"I look. {ScriptedMember.call('go', city='Oslo', days=2)}", name="b"),
         CallingModel(replies=[call_of("go", "Let me see.", days=2.0, city="Oslo")], asked=[]),
     ]
-    llm = SpecFuseChatModel(members=members, segment="answer", lead=None)
+    llm = SpecFuseChatModel(members=members, method=Method(segment="answer"), lead=None)
     answer = llm.bind_tools([go]).invoke("Where to?")
     assert [call["args"] for call in answer.tool_calls] == [{"city": "Oslo", "days": 2}]
 
@@ -150,5 +150,6 @@ def test_a_calibrated_number_decides_plain_text(tmp_path: Path) -> None:
 
 
 def test_a_number_that_the_user_chose_decides_calls_too(tmp_path: Path) -> None:
-    llm = calibrated(tmp_path, *CALLS, segment="answer", result="number").bind_tools([go])
+    llm = calibrated(tmp_path, *CALLS, method=Method(segment="answer", result="number"))
+    llm = llm.bind_tools([go])
     assert [call["args"]["city"] for call in llm.invoke("Where to?").tool_calls] == ["Oslo"]

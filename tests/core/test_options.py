@@ -34,7 +34,7 @@ def test_a_wrong_value_or_text_is_an_error_with_what_was_given_and_what_to_do(mo
 def test_a_default_is_valid_and_can_be_read_from_text(model, name):
     value = getattr(model(), name)
     assert getattr(model(**{name: value}), name) == value
-    if name not in ("method", "checks"):
+    if name not in ("method", "checks", "verifiers"):
         assert parsed(model, name, str(value).lower()) == value
 
 
@@ -97,4 +97,6 @@ def test_named_methods_take_changes_and_list_their_differences():
 def test_a_method_is_frozen_and_can_be_a_key():
     with pytest.raises(ValueError, match="frozen"):
         Method().score = "mean_prob"
-    assert {Method(): 1}[Method.named("robust")] == 1
+    keys = {Method(): 1, Method(prior={"a": 2.0}, verifiers=["b"]): 2}
+    assert keys[Method.named("robust")] == 1
+    assert keys[Method(verifiers=["b"], prior={"a": 2.0})] == 2

@@ -487,12 +487,13 @@ class ChatModelMember:
         # Its own text, if a check or the provider's limit cut that, or text of other members.
         error = MemberError(f"it cannot continue a given text: {why}", member=self.name)
         advice = "add a member that can, such as a .gguf file"
+        whole = "or agree on whole answers (method=Method(segment='answer'))"
         if is_lead:
-            return advised(error, f"{advice}, or agree on whole answers (segment='answer')")
+            return advised(error, f"{advice}, {whole}")
         return advised(
             error,
             f"{advice}; so that it need not continue what others write, let it lead "
-            f"(lead={self.name!r}), or agree on whole answers (segment='answer')",
+            f"(lead={self.name!r}), {whole}",
         )
 
     # --- requests ---------------------------------------------------------------------------------

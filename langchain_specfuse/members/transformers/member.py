@@ -75,7 +75,7 @@ class TransformersMember(LocalMember):
 
     Members of one model that differ in ``adapter``, ``system_prompt``, ``chat_template`` or
     ``repetition_penalty`` share the weights. Equal members draft alike, even at a temperature above
-    0; ``samples=`` of the chat model gives several answers. Several questions are read in one pass
+    0; ``Method(samples=...)`` gives several answers. Several questions are read in one pass
     if a trial at loading finds that the results are the same. Otherwise, and if the model is
     recurrent, texts are read one after another. For many questions at once, a server is faster.
     """
