@@ -34,7 +34,7 @@ SEGMENT = 10
 def serve(segments: int) -> None:
     """The server process: the endpoint, and two more paths for processor seconds and the chat
     model's own streams."""
-    from langchain_specfuse import ScriptedMember, SpecFuseChatModel
+    from langchain_specfuse import Method, ScriptedMember, SpecFuseChatModel
     from langchain_specfuse.serve import Limits, app_of
     from langchain_specfuse.serve.server import listening, server_of
 
@@ -42,7 +42,9 @@ def serve(segments: int) -> None:
     members = [
         ScriptedMember(" ".join(f"{name}{k}" for k in range(words - 1)), name=name) for name in "ab"
     ]
-    llm = SpecFuseChatModel(members=members, segment_tokens=SEGMENT, max_tokens=words)
+    llm = SpecFuseChatModel(
+        members=members, method=Method(segment_tokens=SEGMENT), max_tokens=words
+    )
     app = app_of(llm, limits=Limits(max_answer_tokens=words))
 
     async def own() -> str:

@@ -31,7 +31,7 @@ from common import (
     text_of,
 )
 
-from langchain_specfuse import ServerMember
+from langchain_specfuse import Method, ServerMember
 from langchain_specfuse.core.options import Settings
 from langchain_specfuse.demo import ENSEMBLES
 from langchain_specfuse.engine import Ensemble
@@ -88,7 +88,7 @@ def here(size: str, tokens: int) -> Ways:
     if lead := ensemble.lead(led):
         found[f"led {lead}"] = written(members, led)
     found["all"] = written(members, equals)
-    whole = Settings(max_tokens=tokens, segment_tokens=tokens, lead=None)
+    whole = Settings(max_tokens=tokens, method=Method(segment_tokens=tokens), lead=None)
     return found | {"whole": written(members, whole)}
 
 

@@ -39,7 +39,13 @@ from common import (
 from langchain_openai import ChatOpenAI
 from prefix import history
 
-from langchain_specfuse import ChatModelMember, ScriptedMember, ServerMember, SpecFuseChatModel
+from langchain_specfuse import (
+    ChatModelMember,
+    Method,
+    ScriptedMember,
+    ServerMember,
+    SpecFuseChatModel,
+)
 from langchain_specfuse.core.options import Settings
 from langchain_specfuse.core.values import Turn
 from langchain_specfuse.demo import SMOLLM2
@@ -75,7 +81,7 @@ class Failing:
 
 
 def settings(lead: str, tokens: int) -> Settings:
-    return Settings(lead=lead, max_tokens=tokens, segment_tokens=SEGMENT)
+    return Settings(lead=lead, max_tokens=tokens, method=Method(segment_tokens=SEGMENT))
 
 
 def taken_over(lead: Any, reserve: Any, turns: Turns) -> float:
@@ -142,7 +148,7 @@ def hosted(repeats: int) -> dict[str, Any]:
         for _ in range(repeats + 1):
             # Another lead, because the circuit breaker would pass over this one.
             llm = SpecFuseChatModel(
-                members=[member(first), spare], segment_tokens=SEGMENT, trace="off"
+                members=[member(first), spare], method=Method(segment_tokens=SEGMENT), trace="off"
             )
             for chunk in llm.stream("Count."):
                 if second.name in chunk.text:

@@ -17,7 +17,7 @@ from common import arguments, percentile, report
 from langchain_core.tracers import LangChainTracer
 from langsmith import Client
 
-from langchain_specfuse import ScriptedMember, SpecFuseChatModel
+from langchain_specfuse import Method, ScriptedMember, SpecFuseChatModel
 
 MEASURES = ("chat/model.py", "chat/report.py", "chat/callbacks.py")
 """The parts of the package that decide these figures."""
@@ -63,7 +63,9 @@ def per_round(client: Client, repeats: int) -> dict[str, dict[str, float]]:
     is sent."""
     members = [ScriptedMember(text, name=text.split("0")[0]) for text in WORDS]
     llm = SpecFuseChatModel(
-        members=members, max_tokens=ROUNDS * SEGMENT, segment_tokens=SEGMENT, method="specem"
+        members=members,
+        max_tokens=ROUNDS * SEGMENT,
+        method=Method.named("specem", segment_tokens=SEGMENT),
     )
     tracer = LangChainTracer(client=client, project_name="benchmark")
     runs: dict[str, list[tuple[float, float]]] = {depth: [] for depth in DEPTHS}

@@ -3,7 +3,7 @@ concurrently."""
 
 import asyncio
 
-from langchain_specfuse import ScriptedMember, SpecFuseChatModel
+from langchain_specfuse import Method, ScriptedMember, SpecFuseChatModel
 from langchain_specfuse.core.values import Query
 
 
@@ -13,7 +13,7 @@ def counting(query: Query) -> str:
 
 
 llm = SpecFuseChatModel(
-    members=[ScriptedMember(counting), ScriptedMember(counting)], segment_tokens=4
+    members=[ScriptedMember(counting), ScriptedMember(counting)], method=Method(segment_tokens=4)
 )
 
 

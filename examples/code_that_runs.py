@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 
-from langchain_specfuse import ScriptedMember, SpecFuseCallbackHandler, SpecFuseChatModel
+from langchain_specfuse import Method, ScriptedMember, SpecFuseCallbackHandler, SpecFuseChatModel
 
 INPUTS = (0, 1, 7)
 
@@ -38,7 +38,7 @@ def written(body: str) -> str:
 if __name__ == "__main__":
     answers = {"ann": "n ** 2", "bob": "n + n", "cyd": "n *", "dan": "2 * n"}
     members = [ScriptedMember(written(body), name=name) for name, body in answers.items()]
-    llm = SpecFuseChatModel(members=members, segment="answer", result=returned)
+    llm = SpecFuseChatModel(members=members, method=Method(segment="answer", result=returned))
     authors = SpecFuseCallbackHandler(
         on_round=lambda event: print("agreed by", " and ".join(event.authors))
     )

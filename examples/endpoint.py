@@ -6,14 +6,14 @@ import time
 import uvicorn
 from openai import OpenAI
 
-from langchain_specfuse import ScriptedMember, SpecFuseChatModel
+from langchain_specfuse import Method, ScriptedMember, SpecFuseChatModel
 from langchain_specfuse.serve import app_of
 
 members = [
     ScriptedMember("The sky is blue because the air scatters short waves.", name="ann"),
     ScriptedMember("The sky is wide because the air scatters short waves.", name="bob"),
 ]
-app = app_of(SpecFuseChatModel(members=members, segment_tokens=4))
+app = app_of(SpecFuseChatModel(members=members, method=Method(segment_tokens=4)))
 
 server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
 serving = threading.Thread(target=server.run)

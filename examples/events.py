@@ -1,6 +1,6 @@
 """Follow the votes: print every round, every change of the weights, and every departure."""
 
-from langchain_specfuse import ScriptedMember, SpecFuseCallbackHandler, SpecFuseChatModel
+from langchain_specfuse import Method, ScriptedMember, SpecFuseCallbackHandler, SpecFuseChatModel
 from langchain_specfuse.chat.callbacks import ExitEvent, RoundEvent, WeightsEvent
 
 
@@ -35,7 +35,7 @@ llm = SpecFuseChatModel(
             name="cyd",
         ),
     ],
-    segment_tokens=4,
+    method=Method(segment_tokens=4),
 )
 answer = llm.invoke("Why is the sky blue?", {"callbacks": [Reporter()]})
 print(answer.text)

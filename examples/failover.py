@@ -13,6 +13,7 @@ from langchain_core.outputs import ChatGenerationChunk, ChatResult
 
 from langchain_specfuse import (
     ChatModelMember,
+    Method,
     ScriptedMember,
     SpecFuseCallbackHandler,
     SpecFuseChatModel,
@@ -40,7 +41,7 @@ class BreaksOff(BaseChatModel):
 llm = SpecFuseChatModel(
     members=[ChatModelMember(BreaksOff(), name="first"), ScriptedMember(ANSWER, name="spare")],
     lead="first",
-    segment_tokens=3,
+    method=Method(segment_tokens=3),
 )
 
 report = SpecFuseCallbackHandler(

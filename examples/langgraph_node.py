@@ -9,7 +9,7 @@ from langgraph.config import get_stream_writer
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
 
-from langchain_specfuse import ScriptedMember, SpecFuseCallbackHandler, SpecFuseChatModel
+from langchain_specfuse import Method, ScriptedMember, SpecFuseCallbackHandler, SpecFuseChatModel
 from langchain_specfuse.core.values import Query
 
 
@@ -26,7 +26,8 @@ def clerk(query: Query) -> str:
 
 
 llm = SpecFuseChatModel(
-    members=[ScriptedMember(clerk, name="ann"), ScriptedMember(clerk, name="bob")], segment_tokens=5
+    members=[ScriptedMember(clerk, name="ann"), ScriptedMember(clerk, name="bob")],
+    method=Method(segment_tokens=5),
 )
 tools = [next_train]
 bound = llm.bind_tools(tools)

@@ -4,7 +4,7 @@ import os
 
 import ray
 
-from langchain_specfuse import RayMember, ScriptedMember, SpecFuseChatModel
+from langchain_specfuse import Method, RayMember, ScriptedMember, SpecFuseChatModel
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="error")
@@ -13,7 +13,7 @@ members = [
     RayMember(ScriptedMember("The sky is blue because the air scatters short waves.", name="ann")),
     RayMember(ScriptedMember("The sky is wide because the air scatters short waves.", name="bob")),
 ]
-llm = SpecFuseChatModel(members=members, segment_tokens=4)
+llm = SpecFuseChatModel(members=members, method=Method(segment_tokens=4))
 
 for chunk in llm.stream("Why is the sky blue?"):
     print(chunk.text, end="|", flush=True)

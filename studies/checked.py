@@ -123,8 +123,8 @@ AGAIN = {
     TOLD: Way((CHAT,), is_checked=True, options={"feedback": True}, seconds=10, count=TOLD_ABOUT),
 }
 """The ways of the second study."""
-WHOLE: Mapping[str, Any] = {"segment": "answer", "samples": 6}
-HALF: Mapping[str, Any] = {"segment": "answer", "samples": 3}
+WHOLE: Mapping[str, Any] = {"method": {"segment": "answer", "samples": 6}}
+HALF: Mapping[str, Any] = {"method": {"segment": "answer", "samples": 3}}
 """Of each of two members."""
 SETS = {
     "rules": Set(rules.cases, rules.MAX_TOKENS, SEGMENTS, 284, needs_length=True),
@@ -137,7 +137,9 @@ SETS = {
             "checked": Way(is_checked=True, options=WHOLE, seconds=14),
             "pair": Way(PAIR, options=CONSULTING, seconds=6, count=FEWER),
             "samples": Way(
-                options={**WHOLE, "result": programs.same_program}, seconds=22, count=FEWER
+                options={"method": WHOLE["method"] | {"result": programs.same_program}},
+                seconds=22,
+                count=FEWER,
             ),
             "checked smollm2": Way(PAIR, is_checked=True, options=HALF, seconds=14, count=FEWER),
             "checked gemma": Way(
@@ -252,7 +254,6 @@ class Asker:
             members=[self._members[name] for name in way.members],
             max_tokens=self._set.max_tokens,
             checks=list(checks),
-            logprobs=True,
             cache=False,
             **way.options,
         )
@@ -263,7 +264,7 @@ class Asker:
         before, since = self.meter.of(case.text), time.perf_counter()
         text, failed, first_s, message = "", "", 0.0, None
         try:
-            for chunk in model.stream(case.text, **options):
+            for chunk in model.stream(case.text, logprobs=True, **options):
                 if chunk.text and not text:
                     first_s = time.perf_counter() - since
                 text += chunk.text

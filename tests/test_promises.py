@@ -16,6 +16,7 @@ from langchain_specfuse.core.values import Candidate, DraftJob, Sampling, ScoreJ
 from langchain_specfuse.engine import Ensemble
 from langchain_specfuse.members.text.words import Words
 from tests.members import tiny
+from tests.methods import in_method
 
 QUESTION = "Why is the sky blue?"
 MODELS = {"llama": 4, "gemma3": 1, "qwen3": 5}
@@ -29,7 +30,9 @@ def member(arch, name=None):
 
 
 def chat_model(members, **options):
-    return SpecFuseChatModel(members=members, **{"max_tokens": 24, "segment_tokens": 4, **options})
+    return SpecFuseChatModel(
+        members=members, **in_method(**{"max_tokens": 24, "segment_tokens": 4, **options})
+    )
 
 
 def summary(message):
@@ -152,7 +155,7 @@ def test_7_a_writer_keeps_its_tokens_and_others_text_is_tokenized_in_its_context
 
 def test_8_the_prompt_is_read_once_and_a_round_reads_no_more_than_its_drafts():
     """In detail: ``tests/core/test_cost.py``; times: ``benchmarks/rounds.py``."""
-    settings = Settings(segment_tokens=4, max_tokens=60, method=Method(exit="never"))
+    settings = Settings(max_tokens=60, method=Method(exit="never", segment_tokens=4))
     rounds = list(
         Ensemble([member(arch) for arch in MODELS]).rounds(tiny.query(QUESTION), settings)
     )

@@ -10,7 +10,7 @@ import pytest
 from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.tools import tool
 
-from langchain_specfuse import ScriptedMember, SpecFuseChatModel
+from langchain_specfuse import Method, ScriptedMember, SpecFuseChatModel
 from langchain_specfuse.core.values import CallFormat, Query
 
 FORMAT = CallFormat()
@@ -51,7 +51,7 @@ def model(*scripts: Callable[[Query], str]) -> SpecFuseChatModel:
     members = [
         ScriptedMember(script, name=name) for script, name in zip(scripts, "abcd", strict=False)
     ]
-    return SpecFuseChatModel(members=members, segment_tokens=3)
+    return SpecFuseChatModel(members=members, method=Method(segment_tokens=3))
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from members.fake_provider import Call, FakeProvider, Reply, Text
 from pydantic import BaseModel
 
-from langchain_specfuse import CheckError, ScriptedMember, SpecFuseChatModel, checks
+from langchain_specfuse import CheckError, Method, ScriptedMember, SpecFuseChatModel, checks
 from langchain_specfuse import SpecFuseChecks as Middleware
 from langchain_specfuse.checks import CheckContext
 
@@ -408,7 +408,9 @@ async def test_a_refused_call_is_not_kept(way: str) -> None:
     PAID.clear()
     member = ScriptedMember(ScriptedMember.call("pay", amount=900))
     rules: list[Callable[..., Any]] = [checks.at("call", small)]  # type: ignore[list-item]
-    llm = SpecFuseChatModel(members=[member], segment="answer", on_failure="keep", checks=rules)
+    llm = SpecFuseChatModel(
+        members=[member], method=Method(segment="answer"), on_failure="keep", checks=rules
+    )
     with pytest.raises(CheckError, match="pays 900"):
         await run(create_agent(llm, [pay]), way)
     assert PAID == []

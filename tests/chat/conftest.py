@@ -13,6 +13,7 @@ import pytest
 
 from langchain_specfuse import ScriptedMember, SpecFuseChatModel
 from langchain_specfuse.core.values import Failure
+from tests.methods import in_method
 
 BLUE = "The sky is blue because the air scatters short waves more than long ones."
 WIDE = "The sky is wide because the air scatters short waves better than long ones."
@@ -31,7 +32,9 @@ def ensemble() -> Callable[..., SpecFuseChatModel]:
         members = [
             ScriptedMember(script, name=name) for script, name in zip(scripts, names, strict=False)
         ]
-        return SpecFuseChatModel(**{"members": members, "segment_tokens": 4, **options})
+        return SpecFuseChatModel(
+            **in_method(**{"members": members, "segment_tokens": 4, **options})
+        )
 
     return make
 

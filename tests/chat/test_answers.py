@@ -11,7 +11,7 @@ import pytest
 from langchain_core.messages import HumanMessage
 from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 
-from langchain_specfuse import EnsembleError, ScriptedMember, SpecFuseChatModel
+from langchain_specfuse import EnsembleError, Method, ScriptedMember, SpecFuseChatModel
 from langchain_specfuse.core.values import Draft, DraftJob
 
 from .conftest import BLUE, asked, joined
@@ -70,7 +70,7 @@ def test_an_answer_is_the_same_whether_anybody_listens_or_not(output_version: st
         refused = f"{rng.choice(names)}{rng.randrange(16)}"
         llm = SpecFuseChatModel(
             members=members,
-            segment_tokens=rng.choice([1, 3]),
+            method=Method(segment_tokens=rng.choice([1, 3])),
             lead=rng.choice([None, "a"]),
             checks=[lambda text: f"it has {refused}" if refused in text else None] * (seed % 2),
             on_failure="end",
@@ -90,7 +90,7 @@ def test_a_stop_string_does_not_change_the_vote() -> None:
     """A draft that is cut at the stop string before the vote would lose to the other draft."""
     texts = ('{"tags": [\n    {"name": "a"}]}', '{"tags": ["Category A", "Category B"]}')
     members = [ScriptedMember(text, name=name) for text, name in zip(texts, "ab", strict=True)]
-    llm = SpecFuseChatModel(members=members, segment_tokens=3)
+    llm = SpecFuseChatModel(members=members, method=Method(segment_tokens=3))
     assert llm.invoke("?").text.startswith('{"tags": [\n    ')
     assert llm.invoke("?", stop=["\n    "]).text == '{"tags": ['
 
@@ -182,12 +182,9 @@ def test_shares_name_the_member_whose_sample_won(other: str) -> None:
     members = [Wavering("6 x 7 is 41", "It is 42", "a"), Wavering("Who knows?", "43", other)]
     llm = SpecFuseChatModel(
         members=members,
-        segment="answer",
-        result="number",
-        samples=4,
+        method=Method(segment="answer", result="number", samples=4, prior={"a": 3.0}),
         seed=0,
         lead=None,
-        prior={"a": 3.0},
         output_version="v1",
     )
     answer = llm.invoke("What is 6 x 7?")

@@ -9,7 +9,13 @@ import pytest
 from langchain_core.messages import HumanMessage
 from langchain_core.runnables import RunnableConfig, RunnableLambda
 
-from langchain_specfuse import ScriptedMember, SpecFuseChatModel, TraceCallbackHandler, UsageError
+from langchain_specfuse import (
+    Method,
+    ScriptedMember,
+    SpecFuseChatModel,
+    TraceCallbackHandler,
+    UsageError,
+)
 
 QUESTIONS = [f"word{i}" for i in range(40)]
 ANSWERS = [f"You said {word} to me and to all the others who are here today." for word in QUESTIONS]
@@ -36,7 +42,7 @@ class BatchMember(ScriptedMember):
 @pytest.fixture
 def llm() -> SpecFuseChatModel:
     members = [BatchMember(name=name, device="batching") for name in "ab"]
-    return SpecFuseChatModel(members=members, segment_tokens=4)
+    return SpecFuseChatModel(members=members, method=Method(segment_tokens=4))
 
 
 @pytest.mark.parametrize("way", ["batch", "abatch", "agenerate", "batch_as_completed", "chain"])

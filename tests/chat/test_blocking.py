@@ -17,9 +17,16 @@ from langchain_core.tools import tool
 from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 from pydantic import BaseModel
 
-from langchain_specfuse import ChatModelMember, ScriptedMember, ServerMember, SpecFuseChatModel
+from langchain_specfuse import (
+    ChatModelMember,
+    Method,
+    ScriptedMember,
+    ServerMember,
+    SpecFuseChatModel,
+)
 from tests.members import tiny
 from tests.members.fake_server import INST_END, FakeServer
+from tests.methods import in_method
 
 from .conftest import BLUE, WAYS, WIDE, asked
 from .recording import recorded
@@ -41,7 +48,7 @@ def guarded() -> Iterator[BlockBuster]:
 
 def scripted(**options: Any) -> SpecFuseChatModel:
     members = [ScriptedMember(BLUE, name="a"), ScriptedMember(WIDE, name="b")]
-    return SpecFuseChatModel(members=members, segment_tokens=4, **options)
+    return SpecFuseChatModel(**in_method(members=members, segment_tokens=4, **options))
 
 
 def hosted() -> SpecFuseChatModel:
@@ -54,7 +61,7 @@ def hosted() -> SpecFuseChatModel:
             ChatModelMember(model, name=name) for model, name in zip(members, "ab", strict=True)
         ],
         lead="a",
-        segment_tokens=4,
+        method=Method(segment_tokens=4),
     )
 
 
@@ -116,7 +123,8 @@ async def test_a_function_as_result_does_not_block(guarded: BlockBuster) -> None
         llm = scripted(segment="answer", result=lambda text: text[:1], cache=cache)
         assert (await llm.ainvoke("Why?")).text == BLUE
         assert [chunk async for chunk in llm.astream("Why?")]
-        assert (await scripted(segment="answer").ainvoke("Why?", result=len)).text == BLUE
+        method = Method(segment="answer", result=len)
+        assert (await scripted().ainvoke("Why?", method=method)).text == BLUE
 
 
 async def test_a_call_in_plain_json_does_not_block(guarded: BlockBuster) -> None:
@@ -157,7 +165,7 @@ def served() -> Iterator[ServerMember]:
 
 async def test_a_member_on_a_server_does_not_block(served: ServerMember) -> None:
     with blockbuster_ctx():
-        llm = SpecFuseChatModel(members=[served], max_tokens=12, segment_tokens=4)
+        llm = SpecFuseChatModel(members=[served], max_tokens=12, method=Method(segment_tokens=4))
         assert (await llm.ainvoke("Why?")).text
         assert [chunk async for chunk in llm.astream("Why?")]
 

@@ -15,6 +15,7 @@ from langchain_specfuse import (
     AsyncSpecFuseCallbackHandler,
     EnsembleError,
     ExitEvent,
+    Method,
     RoundEvent,
     ScriptedMember,
     SpecFuseCallbackHandler,
@@ -35,7 +36,7 @@ def failing_ensemble() -> SpecFuseChatModel:
         ScriptedMember("one two THREE four five SIX seven eight", name="b"),
         ScriptedMember("one two three four five six seven eight", name="c", fails_in=2),
     ]
-    return SpecFuseChatModel(members=members, segment_tokens=2)
+    return SpecFuseChatModel(members=members, method=Method(segment_tokens=2))
 
 
 def test_typed_events_report_rounds_weights_and_exits_in_order() -> None:
@@ -212,7 +213,7 @@ def test_the_trace_of_a_failed_answer_has_the_error_and_the_agreed_text(
 ) -> None:
     recorder = TraceCallbackHandler()
     llm = SpecFuseChatModel(
-        members=[ScriptedMember(BLUE, name="a", fails_in=fails_in)], segment_tokens=4
+        members=[ScriptedMember(BLUE, name="a", fails_in=fails_in)], method=Method(segment_tokens=4)
     )
     with pytest.raises(EnsembleError):
         llm.invoke("Why?", {"callbacks": [recorder]})

@@ -15,7 +15,7 @@ from langchain.agents import create_agent
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool
 
-from langchain_specfuse import ScriptedMember, SpecFuseCallbackHandler, SpecFuseChatModel
+from langchain_specfuse import Method, ScriptedMember, SpecFuseCallbackHandler, SpecFuseChatModel
 from langchain_specfuse.chat.call_text import CUT_OFF, marked
 from langchain_specfuse.core.values import CallFormat
 from tests.constraints.test_calls import PROSE
@@ -101,7 +101,9 @@ def test_any_text_and_calls_are_returned_as_written(
     words: str, calls: list[tuple[str, Any]], segment_tokens: int, version: str
 ) -> None:
     member = ScriptedMember(words + written(*calls))
-    llm = SpecFuseChatModel(members=[member], segment_tokens=segment_tokens, output_version=version)
+    llm = SpecFuseChatModel(
+        members=[member], method=Method(segment_tokens=segment_tokens), output_version=version
+    )
     message = llm.bind_tools([add, say]).invoke("?")
     assert message.text == words
     assert [(call["name"], call["args"]) for call in message.tool_calls] == calls
@@ -139,7 +141,9 @@ def test_the_vote_decides_between_text_and_a_call() -> None:
     message = SpecFuseChatModel(members=members).bind_tools([add]).invoke("1 + 2?")
     assert [call["args"] for call in message.tool_calls] == [{"a": 1, "b": 2}]
     message = (
-        SpecFuseChatModel(members=members, prior={"a": 9.0}).bind_tools([add]).invoke("1 + 2?")
+        SpecFuseChatModel(members=members, method=Method(prior={"a": 9.0}))
+        .bind_tools([add])
+        .invoke("1 + 2?")
     )
     assert (message.text, message.tool_calls) == ("It is three I think.", [])
 
@@ -195,7 +199,9 @@ def test_with_tools_stop_strings_only_cut_prose_and_never_appear_in_it(
     words: list[str], calls: list[tuple[str, Any]], stop: list[str], segment: int, budget: int
 ) -> None:
     members = [ScriptedMember(text + written(*calls), name=text or "silent") for text in set(words)]
-    llm = SpecFuseChatModel(members=members, segment_tokens=segment, max_tokens=budget)
+    llm = SpecFuseChatModel(
+        members=members, method=Method(segment_tokens=segment), max_tokens=budget
+    )
     bound = llm.bind_tools([add, say])
     plain, chunks = bound.invoke("?"), list(bound.stream("?", stop=stop))
     stopped = joined(chunks)
@@ -393,7 +399,7 @@ def test_calls_use_the_format_the_writers_were_trained_on_if_they_share_one(
     members = [Trained(calls, name=name) for calls, name in zip(writers, "ab", strict=True)]
     seen: list[str] = []
     handler = SpecFuseCallbackHandler(on_round=lambda event: seen.append(event.text))
-    llm = SpecFuseChatModel(members=members, verifiers=[Trained(verifier, name="v")])
+    llm = SpecFuseChatModel(members=members, method=Method(verifiers=[Trained(verifier, name="v")]))
     message = llm.bind_tools([add], tool_choice="add").invoke("?", {"callbacks": [handler]})
     assert [(call["name"], call["args"]) for call in message.tool_calls] == [
         ("add", {"a": 1, "b": 2})
@@ -404,7 +410,7 @@ def test_calls_use_the_format_the_writers_were_trained_on_if_they_share_one(
 @pytest.mark.parametrize("format", [OWN, BARE, COMMON])
 def test_text_before_a_call_streams_in_every_format(format: CallFormat) -> None:
     llm = SpecFuseChatModel(
-        members=[Trained(format, "Well, let me see: ", name="a")], segment_tokens=2
+        members=[Trained(format, "Well, let me see: ", name="a")], method=Method(segment_tokens=2)
     )
     chunks = list(llm.bind_tools([add]).stream("?"))
     assert [chunk.text for chunk in chunks if chunk.text][:2] == ["Well, let", " me see:"]
@@ -426,7 +432,7 @@ class Thinking(ScriptedMember):
 async def test_the_reasoning_of_the_first_winner_is_shown_on_request(version: str) -> None:
     members = [Thinking("The sky is blue and wide.", name=name) for name in "ab"]
     llm = SpecFuseChatModel(
-        members=members, segment_tokens=2, output_version=version, reasoning=True
+        members=members, method=Method(segment_tokens=2), output_version=version, reasoning=True
     )
     for message in await every_message(llm):
         assert message.text == "The sky is blue and wide."

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from langchain_specfuse import (
     ChatModelMember,
     CheckError,
+    Method,
     ScriptedMember,
     SpecFuseCallbackHandler,
     SpecFuseChatModel,
@@ -22,6 +23,7 @@ from langchain_specfuse import (
 from langchain_specfuse.core.checks import Check
 from langchain_specfuse.core.values import REFUSAL, Draft, Failure
 from tests.members.calling_model import CallingModel
+from tests.methods import in_method
 
 
 def forbids(pattern):
@@ -34,7 +36,7 @@ def forbids(pattern):
 
 def llm_of(*scripts, **options):
     members = [ScriptedMember(script, name=f"m{i}") for i, script in enumerate(scripts)]
-    return SpecFuseChatModel(members=members, **options)
+    return SpecFuseChatModel(members=members, **in_method(**options))
 
 
 def stream(llm, **options):
@@ -311,8 +313,7 @@ def test_whole_answers_may_be_refused_by_members_and_by_checks(on_failure, text)
     llm = SpecFuseChatModel(
         members=[Moody("We guarantee it.")],
         checks=[forbids("guarantee")],
-        segment="answer",
-        samples=2,
+        method=Method(segment="answer", samples=2),
         on_failure=on_failure,
     )
     if text is None:
@@ -324,7 +325,9 @@ def test_whole_answers_may_be_refused_by_members_and_by_checks(on_failure, text)
 
 def test_a_member_that_refuses_is_asked_for_all_samples_of_whole_answers():
     refuses = ScriptedMember(ScriptedMember.refusal("No."))
-    llm = SpecFuseChatModel(members=[refuses], checks=[forbids("x")], segment="answer", samples=3)
+    llm = SpecFuseChatModel(
+        members=[refuses], checks=[forbids("x")], method=Method(segment="answer", samples=3)
+    )
     message = llm.invoke("x")
     assert message.additional_kwargs["refusal"] == "No."
     assert refuses.draft_calls == 3
@@ -359,7 +362,7 @@ def test_a_check_learns_of_an_end_without_new_text():
 @pytest.mark.parametrize("rule", [forbids("guarantee"), forbids("nothing")])
 def test_the_text_of_a_refusal_is_shown_only_if_it_passes(rule, options):
     refuses = ScriptedMember(ScriptedMember.refusal("I cannot guarantee that."))
-    llm = SpecFuseChatModel(members=[refuses], checks=[rule], **options)
+    llm = SpecFuseChatModel(members=[refuses], checks=[rule], **in_method(**options))
     chunks = list(llm.stream("x"))
     shown = "" if rule("guarantee") else "I cannot guarantee that."
     message = llm.invoke("x")
@@ -381,11 +384,13 @@ def hosted_once() -> ChatModelMember:
 def test_a_chat_model_alone_does_what_on_failure_says_where_it_cannot_go_on(calls):
     """It cannot continue a text that was cut, and a further request may cost too much."""
     options = {"checks": [forbids("guarantee")], "max_calls": calls, "segment_tokens": 4}
-    ended = SpecFuseChatModel(members=[hosted_once()], **options).invoke("x", on_failure="end")
+    ended = SpecFuseChatModel(members=[hosted_once()], **in_method(**options)).invoke(
+        "x", on_failure="end"
+    )
     assert ended.text.rstrip() == "We"
     assert ended.response_metadata["finish_reason"] == "check"
     streamed = []
-    llm = SpecFuseChatModel(members=[hosted_once()], **options)
+    llm = SpecFuseChatModel(members=[hosted_once()], **in_method(**options))
     with pytest.raises(CheckError, match="hosted") as raised:
         streamed.extend(chunk.text for chunk in llm.stream("x"))
     assert raised.value.text == "".join(streamed)
@@ -395,7 +400,7 @@ def test_a_chat_model_alone_does_what_on_failure_says_where_it_cannot_go_on(call
 def test_where_a_chat_model_cannot_go_on_the_error_advises_only_what_can_help(calls):
     options = {"checks": [forbids("guarantee")], "max_calls": calls, "segment_tokens": 4}
     with pytest.raises(CheckError) as raised:
-        SpecFuseChatModel(members=[hosted_once()], **options).invoke("x", redrafts=20)
+        SpecFuseChatModel(members=[hosted_once()], **in_method(**options)).invoke("x", redrafts=20)
     assert "other members" not in str(raised.value), "the text is its own"
     (advice,) = raised.value.notes
     assert "redrafts" not in advice, "no draft was tried again"
@@ -403,7 +408,9 @@ def test_where_a_chat_model_cannot_go_on_the_error_advises_only_what_can_help(ca
     if calls is None:
         assert "hosted (error): it cannot continue a given text" in str(raised.value)
     spare = ScriptedMember(SAFE, name="spare")
-    helped = SpecFuseChatModel(members=[hosted_once(), spare], lead="hosted", **options)
+    helped = SpecFuseChatModel(
+        members=[hosted_once(), spare], lead="hosted", **in_method(**options)
+    )
     message = helped.invoke("x", redrafts=0)
     assert "guarantee" not in message.text and message.response_metadata["finish_reason"] == "stop"
 

@@ -24,6 +24,7 @@ from langchain_specfuse.chat.errors import AnswerTimeoutError
 from langchain_specfuse.core.checks import Check, CheckContext
 from langchain_specfuse.engine import worker
 from tests import late
+from tests.methods import in_method
 
 from .conftest import BLUE, LIMIT_S, WIDE, asked, auntil, free, until
 
@@ -84,7 +85,7 @@ def gate() -> Iterator[Gate]:
 def llm_of(*checks: Any, scripts: tuple[Any, ...] = (BLUE,), **options: Any) -> SpecFuseChatModel:
     members = [ScriptedMember(script, name=f"m{at}") for at, script in enumerate(scripts)]
     return SpecFuseChatModel(
-        members=members, checks=list(checks), **{"segment_tokens": 3, **options}
+        members=members, checks=list(checks), **in_method(**{"segment_tokens": 3, **options})
     )
 
 

@@ -13,7 +13,7 @@ import pytest
 from langchain_core.exceptions import ModelRateLimitError
 from langchain_core.language_models import FakeListChatModel
 
-from langchain_specfuse import BusyError, ScriptedMember, SpecFuseChatModel, TooBusyError
+from langchain_specfuse import BusyError, Method, ScriptedMember, SpecFuseChatModel, TooBusyError
 from langchain_specfuse.engine import worker
 
 from .conftest import BLUE, LIMIT_S, GatedMember, until
@@ -78,7 +78,9 @@ def test_deleted_chat_models_leave_no_thread_and_no_worker(
     def ask(number: int) -> str:
         hosted = FakeListChatModel(responses=[BLUE] * 9)
         scripted = ScriptedMember(BLUE, name="own", device=f"short-lived {number}")
-        llm = SpecFuseChatModel(members=[scripted, hosted], lead="own", segment_tokens=8)
+        llm = SpecFuseChatModel(
+            members=[scripted, hosted], lead="own", method=Method(segment_tokens=8)
+        )
         return llm.invoke("Why?").text
 
     with ThreadPoolExecutor(8) as pool:

@@ -16,6 +16,7 @@ from langchain_specfuse import (
     EnsembleError,
     MemberError,
     MemberNotFoundError,
+    Method,
     PromptTooLongError,
     ScriptedMember,
     SpecFuseChatModel,
@@ -32,7 +33,7 @@ LONG = " ".join(f"word{i}" for i in range(4000))
 def gated() -> Any:
     """Return a member that drafts its first segment, then waits."""
     members = [GatedMember(LONG, name=name, device=f"gated-{name}") for name in "ab"]
-    yield SpecFuseChatModel(members=members, segment_tokens=2, max_tokens=4000)
+    yield SpecFuseChatModel(members=members, method=Method(segment_tokens=2), max_tokens=4000)
     for member in members:
         member.gate.set()
 
@@ -117,7 +118,7 @@ def test_an_unfinished_stream_does_not_keep_the_interpreter_alive() -> None:
 async def test_a_member_that_fails_leaves_and_no_shown_text_is_repeated(call: int) -> None:
     def llm() -> SpecFuseChatModel:
         members = [ScriptedMember(BLUE, name="a"), ScriptedMember(BLUE, name="b", fails_in=call)]
-        return SpecFuseChatModel(members=members, segment_tokens=4)
+        return SpecFuseChatModel(members=members, method=Method(segment_tokens=4))
 
     assert "".join(chunk.text for chunk in llm().stream("Why?")) == BLUE
     assert "".join([chunk.text async for chunk in llm().astream("Why?")]) == BLUE
@@ -127,7 +128,9 @@ async def test_a_member_that_fails_leaves_and_no_shown_text_is_repeated(call: in
 
 
 def test_when_no_member_is_left_the_error_has_the_agreed_text_and_the_failures() -> None:
-    llm = SpecFuseChatModel(members=[ScriptedMember(BLUE, name="a", fails_in=2)], segment_tokens=4)
+    llm = SpecFuseChatModel(
+        members=[ScriptedMember(BLUE, name="a", fails_in=2)], method=Method(segment_tokens=4)
+    )
     with pytest.raises(EnsembleError) as error:
         list(llm.stream("Why?"))
     assert error.value.text == "The sky is blue"
@@ -162,10 +165,10 @@ class SmallContext(ScriptedMember):
 
 def test_the_finish_reason_is_length_when_all_contexts_are_full() -> None:
     members = [SmallContext("a b c d e f g h", name=name) for name in "ab"]
-    answer = SpecFuseChatModel(members=members, segment_tokens=2).invoke("count")
+    answer = SpecFuseChatModel(members=members, method=Method(segment_tokens=2)).invoke("count")
     assert (answer.text, answer.response_metadata["finish_reason"]) == ("a b c d", "length")
     members[1] = ScriptedMember("a b c d e f g h", name="b")
-    answer = SpecFuseChatModel(members=members, segment_tokens=2).invoke("count")
+    answer = SpecFuseChatModel(members=members, method=Method(segment_tokens=2)).invoke("count")
     assert (answer.text, answer.response_metadata["finish_reason"]) == ("a b c d e f g h", "stop")
 
 

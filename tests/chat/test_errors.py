@@ -28,6 +28,7 @@ from langchain_specfuse import (
     CheckError,
     EnsembleError,
     MemberError,
+    Method,
     ScriptedMember,
     ServerMember,
     SpecFuseChatModel,
@@ -498,7 +499,7 @@ def test_a_vote_without_a_server_that_is_down_says_how_to_go_on_without_it(
     assert llm.invoke("Why?", lead="other").text == BLUE
     # no lead helps where whole answers are compared
     with pytest.raises(MemberError) as raised:
-        llm.invoke("Why?", segment="answer", result="text")
+        llm.invoke("Why?", method=Method(segment="answer", result="text"))
     assert "leave it out" in raised.value.notes[-1]
     assert "lead=" not in raised.value.notes[-1]
 

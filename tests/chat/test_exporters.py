@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from langchain_specfuse import ScriptedMember, SpecFuseChatModel
+from langchain_specfuse import Method, ScriptedMember, SpecFuseChatModel
 
 from .conftest import BLUE, asked
 from .test_events import NAMES
@@ -56,7 +56,7 @@ async def test_rounds_are_spans_with_their_own_times(
 
 def test_a_failed_member_is_a_span_with_an_error(exporter: InMemorySpanExporter) -> None:
     members = [ScriptedMember(BLUE, name="a"), ScriptedMember(BLUE, name="b", fails_in=2)]
-    SpecFuseChatModel(members=members, segment_tokens=4).invoke("Why?")
+    SpecFuseChatModel(members=members, method=Method(segment_tokens=4)).invoke("Why?")
     (failed,) = (span for span in exporter.get_finished_spans() if not span.status.is_ok)
     assert failed.name == "b"
     assert "scripted failure" in str(failed.status.description)

@@ -27,6 +27,7 @@ from langchain_specfuse import (
     ChatModelMember,
     EnsembleError,
     MemberError,
+    Method,
     ScriptedMember,
     SpecFuseCallbackHandler,
     SpecFuseChatModel,
@@ -40,6 +41,7 @@ from tests.members import tiny
 from tests.members.calling_model import CallingModel, call_of, pieces
 from tests.members.continued import begun_in, begun_in_body
 from tests.members.failing_server import FailingServer
+from tests.methods import in_method
 
 from .conftest import BLUE, LIMIT_S, GatedMember, joined, until
 
@@ -194,7 +196,9 @@ def test_an_answer_is_complete_whichever_members_fail_and_however(seed):
     texts = []
     for way in ("stream", "astream"):
         members = failing_members(*plans)
-        llm = SpecFuseChatModel(members=members, segment_tokens=length, member_timeout=limit)
+        llm = SpecFuseChatModel(
+            members=members, method=Method(segment_tokens=length), member_timeout=limit
+        )
         hanging = {member.name: member.model.hanging for member in members}
         with late.only_where(lambda name, hanging=hanging: hanging[name].is_set()):
             chunks, error = streamed(llm, way)
@@ -311,7 +315,7 @@ def test_a_failure_that_passes_is_not_blamed_on_the_settings(hosted, caplog, how
 
 def test_a_reply_that_ends_without_a_reason_has_broken_off_if_others_gave_one(hosted):
     (first, _), (second, other) = hosted("a", fails_after=7, how="end", spared=1), hosted("b")
-    llm = SpecFuseChatModel(members=[first, second], segment_tokens=4)
+    llm = SpecFuseChatModel(members=[first, second], method=Method(segment_tokens=4))
     assert writers(llm.invoke("Count.").text) == "a" and other.asked == []
     message = llm.invoke("Count again.")
     assert umlauts(message.text) == list(range(24)) and writers(message.text) == "ab"
@@ -365,7 +369,7 @@ def exits(message: Any) -> list[str]:
 @pytest.mark.parametrize("fails_in", range(1, 12, 2))
 def test_a_tool_call_that_is_cut_in_its_middle_is_completed(fails_in, length):
     members = dying_pair(ScriptedMember.call("book", **CALL), fails_in)
-    llm = SpecFuseChatModel(members=members, segment_tokens=length, lead="lead")
+    llm = SpecFuseChatModel(members=members, method=Method(segment_tokens=length), lead="lead")
     message = llm.bind_tools([book]).invoke("Book.")
     (call,) = message.tool_calls
     assert (call["name"], call["args"]) == ("book", CALL) and message.invalid_tool_calls == []
@@ -376,7 +380,7 @@ def test_a_tool_call_that_is_cut_in_its_middle_is_completed(fails_in, length):
 @pytest.mark.parametrize("fails_in", range(1, 10, 2))
 def test_an_object_that_is_cut_in_its_middle_is_completed(fails_in, length):
     members = dying_pair(CALL, fails_in)
-    llm = SpecFuseChatModel(members=members, segment_tokens=length, lead="lead")
+    llm = SpecFuseChatModel(members=members, method=Method(segment_tokens=length), lead="lead")
     found = llm.with_structured_output(Booking, include_raw=True).invoke("Book.")
     assert found["parsing_error"] is None and found["parsed"].model_dump() == CALL
     assert exits(found["raw"]) == (["lead"] if members[0].draft_calls >= fails_in else [])
@@ -414,7 +418,7 @@ def test_an_object_that_broke_off_is_begun_anew_if_nothing_of_it_was_shown(
     spare = ScriptedMember(CALL, name="spare")
     if by == "provider":
         spare, server = hosted("spare", script=pieces(BOOKED))
-    llm = SpecFuseChatModel(members=[lead, spare], segment_tokens=length)
+    llm = SpecFuseChatModel(members=[lead, spare], method=Method(segment_tokens=length))
     found = llm.with_structured_output(schema, include_raw=True).invoke("Book.")
     assert found["parsing_error"] is None and booking(found["parsed"]) == CALL
     raw = found["raw"].response_metadata
@@ -431,7 +435,9 @@ def test_an_object_that_broke_off_is_begun_anew_if_nothing_of_it_was_shown(
 @pytest.mark.parametrize("fails_after", [1, 4, 9, 14])
 def test_an_object_that_broke_off_and_was_shown_is_completed(hosted, fails_after):
     lead, _ = hosted("lead", script=pieces(BOOKED), fails_after=fails_after, how="end")
-    llm = SpecFuseChatModel(members=[lead, ScriptedMember(CALL, name="spare")], segment_tokens=2)
+    llm = SpecFuseChatModel(
+        members=[lead, ScriptedMember(CALL, name="spare")], method=Method(segment_tokens=2)
+    )
     found = streamed_object(llm.with_structured_output(SCHEMAS[1], include_raw=True))
     assert found["parsing_error"] is None and found["parsed"] == CALL
     assert exits(found["raw"]) == ["lead"]
@@ -554,7 +560,7 @@ def test_an_object_stays_valid_where_a_model_with_other_tokens_takes_over(fails_
         return draft(jobs)
 
     monkeypatch.setattr(lead, "draft", fails)
-    llm = SpecFuseChatModel(members=[lead, spare], segment_tokens=1, lead=lead.name)
+    llm = SpecFuseChatModel(members=[lead, spare], method=Method(segment_tokens=1), lead=lead.name)
     found = llm.with_structured_output(Choice, include_raw=True).invoke("Choose.")
     assert isinstance(found["parsed"], Choice) and found["parsing_error"] is None
     assert exits(found["raw"]) == ([lead.name] if drafts >= fails_in else [])
@@ -564,21 +570,21 @@ def test_an_object_stays_valid_where_a_model_with_other_tokens_takes_over(fails_
 @pytest.mark.parametrize("stop", ["4 5", "3 4", "5", "2 3 4 5 6"])
 def test_a_stop_string_across_the_seam_ends_the_answer(fails_in, stop):
     members = dying_pair("1 2 3 4 5 6 7 8", fails_in)
-    llm = SpecFuseChatModel(members=members, segment_tokens=2, lead="lead")
+    llm = SpecFuseChatModel(members=members, method=Method(segment_tokens=2), lead="lead")
     assert llm.invoke("Count.", stop=[stop]).text == "1 2 3 4 5 6 7 8".split(stop)[0]
 
 
 def test_log_probabilities_are_those_of_each_segments_writer():
     members = dying_pair("1 2 3 4 5 6", 2)
-    llm = SpecFuseChatModel(members=members, segment_tokens=2, lead="lead", logprobs=True)
-    tokens = llm.invoke("Count.").response_metadata["logprobs"]["content"]
+    llm = SpecFuseChatModel(members=members, method=Method(segment_tokens=2), lead="lead")
+    tokens = llm.invoke("Count.", logprobs=True).response_metadata["logprobs"]["content"]
     assert "".join(token["token"] for token in tokens).split() == ["1", "2", "3", "4", "5", "6"]
 
 
 def test_reasoning_of_the_lead_is_shown_and_that_of_its_successor_does_not_break_the_answer():
     thinking = failing_members((9, "raise"), (None, ""))
     thinking[0].model.thought = thinking[1].model.thought = "let me see"
-    llm = SpecFuseChatModel(members=thinking, segment_tokens=4, reasoning=True)
+    llm = SpecFuseChatModel(members=thinking, method=Method(segment_tokens=4), reasoning=True)
     message = joined(list(llm.stream("Count.")))
     thoughts = [block["reasoning"] for block in message.content_blocks if "reasoning" in block]
     assert "".join(thoughts) == "let me see" and writers(message.text) == "ab"
@@ -594,7 +600,7 @@ def test_every_word_of_both_writers_has_passed_the_checks():
         return "says ten" if "10" in text else None
 
     llm = SpecFuseChatModel(
-        members=[first, second], segment_tokens=4, checks=[odd], on_failure="end"
+        members=[first, second], method=Method(segment_tokens=4), checks=[odd], on_failure="end"
     )
     message = llm.invoke("Count.")
     assert "10" not in message.text and numbers(message.text) == list(range(10))
@@ -607,7 +613,11 @@ def test_a_reserve_writes_where_no_redraft_of_the_lead_passes():
         ScriptedMember("1 2 3 4 5", name="spare"),
     ]
     llm = SpecFuseChatModel(
-        members=members, segment_tokens=2, lead="lead", checks=[checks.forbids("bad")], redrafts=1
+        members=members,
+        method=Method(segment_tokens=2),
+        lead="lead",
+        checks=[checks.forbids("bad")],
+        redrafts=1,
     )
     message = llm.invoke("Count.")
     # "two" was held back and is withdrawn after the second time, with the rest of its sentence
@@ -627,7 +637,7 @@ def test_a_reserve_writes_all_of_an_answer_to_which_the_lead_adds_nothing(spare)
     llm = SpecFuseChatModel(
         members=members,
         lead="a",
-        segment_tokens=4,
+        method=Method(segment_tokens=4),
         checks=[lambda text: None if text.strip() else "is empty"],
         redrafts=1,
     )
@@ -639,7 +649,7 @@ def test_a_reserve_writes_all_of_an_answer_to_which_the_lead_adds_nothing(spare)
 
 def test_a_reserve_sends_no_request_once_the_budget_is_spent():
     first, second = failing_members((9, "raise"), (None, ""))
-    llm = SpecFuseChatModel(members=[first, second], segment_tokens=4, max_calls=1)
+    llm = SpecFuseChatModel(members=[first, second], method=Method(segment_tokens=4), max_calls=1)
     with pytest.raises(EnsembleError, match=r"a \(error\).*b \(budget\)") as raised:
         llm.invoke("Count.")
     assert requests(second) == [] and numbers(raised.value.text) == list(range(8))
@@ -651,7 +661,9 @@ def test_a_reserve_sends_no_request_once_the_budget_is_spent():
 def test_a_reserve_in_this_process_costs_no_budget():
     (first,) = failing_members((9, "raise"))
     second = ScriptedMember(" ".join(f"s{n}" for n in range(WORDS)), name="spare")
-    llm = SpecFuseChatModel(members=[first, second], segment_tokens=4, max_calls=1, lead="a")
+    llm = SpecFuseChatModel(
+        members=[first, second], method=Method(segment_tokens=4), max_calls=1, lead="a"
+    )
     assert numbers(llm.invoke("Count.").text) == list(range(WORDS))
 
 
@@ -662,7 +674,9 @@ def test_a_reserve_in_this_process_costs_no_budget():
 def test_a_refusal_of_the_lead_is_the_answer(refusals):
     spare = ScriptedMember("With a hairpin.", name="spare")
     members = [ScriptedMember(ScriptedMember.refusal("No."), name="lead"), spare]
-    message = SpecFuseChatModel(members=members, lead="lead", refusals=refusals).invoke("How?")
+    message = SpecFuseChatModel(
+        members=members, lead="lead", method=Method(refusals=refusals)
+    ).invoke("How?")
     assert message.text == "" and message.additional_kwargs["refusal"] == "No."
     assert spare.draft_calls == 0
 
@@ -672,7 +686,9 @@ def test_the_reserve_answers_what_the_lead_refuses_if_refusals_are_ignored():
         ScriptedMember(ScriptedMember.refusal("No."), name="lead"),
         ScriptedMember("With a hairpin and a lot of patience.", name="spare"),
     ]
-    llm = SpecFuseChatModel(members=members, lead="lead", refusals="ignore", segment_tokens=2)
+    llm = SpecFuseChatModel(
+        members=members, lead="lead", method=Method(refusals="ignore", segment_tokens=2)
+    )
     message = llm.invoke("How?")
     assert message.text == "With a hairpin and a lot of patience."
     assert "refusal" not in message.additional_kwargs and exits(message) == []
@@ -685,7 +701,7 @@ def test_exits_are_in_metadata_events_and_traces():
     left: list[Any] = []
     handler = SpecFuseCallbackHandler(on_exit=left.append)
     first, second, third = failing_members((9, "raise"), (5, "429"), (None, ""))
-    llm = SpecFuseChatModel(members=[first, second, third], segment_tokens=4)
+    llm = SpecFuseChatModel(members=[first, second, third], method=Method(segment_tokens=4))
     message = llm.invoke("Count.", {"callbacks": [handler]})
     assert [(event.member, event.kind) for event in left] == [("a", "error"), ("b", "error")]
     summary = message.response_metadata["specfuse"]
@@ -698,7 +714,7 @@ def test_exits_are_in_metadata_events_and_traces():
 def test_an_answer_can_be_cancelled_while_a_reserve_takes_over():
     lead, spare = ScriptedMember(BLUE, name="lead", fails_in=2), GatedMember(BLUE, name="spare")
     spare.first = 0
-    llm = SpecFuseChatModel(members=[lead, spare], lead="lead", segment_tokens=4)
+    llm = SpecFuseChatModel(members=[lead, spare], lead="lead", method=Method(segment_tokens=4))
     stream = llm.stream("Why?")
     assert next(stream).text
     assert spare.waiting.wait(LIMIT_S)
@@ -725,7 +741,7 @@ async def test_a_task_can_be_cancelled_while_a_reserve_is_loaded(pair):
 @pytest.mark.parametrize("way", ["batch", "abatch"])
 def test_a_lead_that_fails_during_twenty_answers_loses_none_of_them(way):
     first, second = failing_members((9, "raise"), (None, ""), spared=7)
-    llm = SpecFuseChatModel(members=[first, second], segment_tokens=4)
+    llm = SpecFuseChatModel(members=[first, second], method=Method(segment_tokens=4))
     questions = [f"Count. {number}" for number in range(20)]
     if way == "batch":
         messages = llm.batch(questions)
@@ -743,7 +759,7 @@ def test_in_a_later_turn_of_an_agent_the_reserve_is_asked_nothing(now):
         [ScriptedMember.call("book", **CALL), "Booked.", "Yes it is."], name="lead"
     )
     spare = ScriptedMember("It is booked already.", name="spare")
-    llm = SpecFuseChatModel(members=[lead, spare], lead="lead", segment_tokens=4)
+    llm = SpecFuseChatModel(members=[lead, spare], lead="lead", method=Method(segment_tokens=4))
     agent = create_agent(llm, [book], checkpointer=InMemorySaver())
     thread = {"configurable": {"thread_id": "1"}}
     state = agent.invoke({"messages": [("user", "Book.")]}, thread)
@@ -779,7 +795,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> Now:
 
 def test_the_next_answers_begin_with_the_reserve_until_the_pause_is_over(now):
     first, second = failing_members((5, "raise"), (None, ""))
-    llm = SpecFuseChatModel(members=[first, second], segment_tokens=4)
+    llm = SpecFuseChatModel(members=[first, second], method=Method(segment_tokens=4))
     assert writers(llm.invoke("Count.").text) == "ab" and len(requests(first)) == 1
     for _ in range(3):
         message = llm.invoke("Count.")
@@ -802,7 +818,7 @@ def test_a_provider_that_works_again_leads_again_while_its_earlier_request_hangs
     (first, failing), (second, _) = hosted("a", fails_after=7, how="hang"), hosted("b")
     llm = SpecFuseChatModel(
         members=[first, second],
-        segment_tokens=4,
+        method=Method(segment_tokens=4),
         member_timeout=LATE_S if limit == "member_timeout" else None,
     )
     with late.only_where(lambda name: name == "a" and failing.failed_at):
@@ -818,7 +834,7 @@ def test_a_provider_that_works_again_leads_again_while_its_earlier_request_hangs
 
 def test_one_answer_tries_a_member_again_while_others_go_on_with_the_reserve(now):
     first, second = failing_members((5, "raise"), (None, ""))
-    llm = SpecFuseChatModel(members=[first, second], segment_tokens=4)
+    llm = SpecFuseChatModel(members=[first, second], method=Method(segment_tokens=4))
     llm.invoke("Count.")
     now.seconds += breaker.PAUSE_S
     first.model.fails_after, first.model.how = 0, "hang"
@@ -835,7 +851,7 @@ def test_one_answer_tries_a_member_again_while_others_go_on_with_the_reserve(now
 def test_a_refusal_or_a_full_context_causes_no_pause(now):
     first = ScriptedMember("one two three four five six", name="first", max_context=4)
     second = ScriptedMember("1 2 3 4 5 6", name="second")
-    llm = SpecFuseChatModel(members=[first, second], segment_tokens=2, lead="first")
+    llm = SpecFuseChatModel(members=[first, second], method=Method(segment_tokens=2), lead="first")
     for _ in range(2):
         assert llm.invoke("Count.").text == "one two three four 5 6"
 
@@ -846,7 +862,7 @@ PIXEL = {"type": "image", "base64": "aGk=", "mime_type": "image/png"}
 def test_a_reserve_that_cannot_read_an_image_does_not_lead_while_the_lead_pauses(now):
     (first,) = failing_members((5, "raise"))
     blind = ScriptedMember("1 2 3 4 5 6 7 8", name="blind")
-    llm = SpecFuseChatModel(members=[first, blind], lead="a", segment_tokens=4)
+    llm = SpecFuseChatModel(members=[first, blind], lead="a", method=Method(segment_tokens=4))
     llm.invoke("Count.")
     assert llm.invoke("Count.").text == blind.answer
     first.model.fails_after = None
@@ -865,7 +881,7 @@ def test_a_lead_that_cannot_read_an_image_is_an_error():
 def test_a_lead_with_a_full_context_ends_the_answer_even_if_its_reserve_fails(how):
     (second,) = failing_members((0, how))
     first = ScriptedMember("one two three four five six", name="first", max_context=4)
-    llm = SpecFuseChatModel(members=[first, second], segment_tokens=2, lead="first")
+    llm = SpecFuseChatModel(members=[first, second], method=Method(segment_tokens=2), lead="first")
     message = llm.invoke("Count.")
     assert message.text == "one two three four"
     assert message.response_metadata["specfuse"]["finish"] == "length"
@@ -874,7 +890,9 @@ def test_a_lead_with_a_full_context_ends_the_answer_even_if_its_reserve_fails(ho
 def test_a_reserve_that_cannot_read_the_conversation_is_passed_over_and_does_not_pause(now):
     first, second = failing_members((9, "raise"), (None, ""))
     blind = ScriptedMember("1 2 3", name="blind")
-    llm = SpecFuseChatModel(members=[first, blind, second], lead="a", segment_tokens=4)
+    llm = SpecFuseChatModel(
+        members=[first, blind, second], lead="a", method=Method(segment_tokens=4)
+    )
     message = llm.invoke([("user", [PIXEL])])
     assert writers(message.text) == "ab" and exits(message) == ["a", "blind"]
     assert llm.invoke("Count.").text == "1 2 3"
@@ -912,7 +930,9 @@ def pair() -> tuple[Loaded, Loaded]:
 def led(pair: Sequence[ScriptedMember], **options: Any) -> SpecFuseChatModel:
     """The second member of a pair leads, and the first is in reserve."""
     lead, spare = pair
-    return SpecFuseChatModel(members=[spare, lead], lead="lead", segment_tokens=2, **options)
+    return SpecFuseChatModel(
+        **in_method(members=[spare, lead], lead="lead", segment_tokens=2, **options)
+    )
 
 
 def unreached(name: str) -> MemberError:
@@ -1042,7 +1062,9 @@ def test_members_that_cannot_be_loaded_leave_in_the_order_in_which_they_would_ha
     lead, spare = pair
     third = Loaded("A B C D E F", name="third", loads=lead.loads)
     lead.error_at_load, spare.error_at_load = unreached("lead"), unreached("spare")
-    llm = SpecFuseChatModel(members=[spare, lead, third], lead="lead", segment_tokens=2)
+    llm = SpecFuseChatModel(
+        members=[spare, lead, third], lead="lead", method=Method(segment_tokens=2)
+    )
     message = llm.invoke("Count.")
     assert message.text == "A B C D E F" and exits(message) == ["lead", "spare"]
 
@@ -1061,7 +1083,9 @@ def test_a_reserve_whose_failed_load_an_answer_has_reported_is_not_reported_by_t
     third = Loaded("A B C D E F", name="third", loads=lead.loads)
     spare.error_at_load = unreached("spare")
     spare.may_load.clear()
-    llm = SpecFuseChatModel(members=[spare, lead, third], lead="lead", segment_tokens=2)
+    llm = SpecFuseChatModel(
+        members=[spare, lead, third], lead="lead", method=Method(segment_tokens=2)
+    )
     stream = llm.stream("Count.")
     chunks = [next(stream)]
     threading.Timer(0.2, spare.may_load.set).start()
@@ -1092,7 +1116,9 @@ def test_a_reserve_that_hangs_while_it_loads_keeps_neither_the_answer_nor_other_
     lead, spare = pair
     third = Loaded("A B C D E F", name="third", loads=lead.loads)
     spare.may_load.clear()
-    llm = SpecFuseChatModel(members=[spare, lead, third], lead="lead", segment_tokens=2)
+    llm = SpecFuseChatModel(
+        members=[spare, lead, third], lead="lead", method=Method(segment_tokens=2)
+    )
     with late.only_where(lambda name: name == "spare"):
         message = llm.invoke("Count.")
     assert message.text == "1 2 C D E F"
@@ -1181,7 +1207,7 @@ def test_a_member_that_cannot_start_to_load_early_keeps_no_other_from_loading(pa
 def test_if_all_members_fail_the_error_names_them_in_order():
     members = failing_members((5, "raise"), (3, "500"), (0, "401"))
     with pytest.raises(EnsembleError, match=r"a \(error\).*b \(error\).*c \(denied\)") as raised:
-        SpecFuseChatModel(members=members, segment_tokens=1).invoke("Count.")
+        SpecFuseChatModel(members=members, method=Method(segment_tokens=1)).invoke("Count.")
     assert [failure.member for failure in raised.value.failures] == ["a", "b", "c"]
     assert numbers(raised.value.text) == list(range(len(raised.value.text.split())))
 

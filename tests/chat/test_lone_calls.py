@@ -16,6 +16,7 @@ from langchain_core.tools import tool
 from langchain_specfuse import ScriptedMember, SpecFuseChatModel
 from langchain_specfuse.chat.call_text import Splitter
 from langchain_specfuse.chat.shape import COMMON
+from tests.methods import in_method
 from tests.torture.texts import cut
 
 
@@ -57,7 +58,7 @@ TEXTS = {
 
 def model(text: str, segment_tokens: int = 3, **options: Any) -> Any:
     members = [ScriptedMember(text), ScriptedMember(text)]
-    llm = SpecFuseChatModel(members=members, segment_tokens=segment_tokens, **options)
+    llm = SpecFuseChatModel(**in_method(members=members, segment_tokens=segment_tokens, **options))
     return llm.bind_tools([get_weather])
 
 

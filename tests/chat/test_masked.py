@@ -11,6 +11,7 @@ from members import tiny
 
 from langchain_specfuse import SpecFuseChatModel
 from tests.constraints.walks import assert_satisfies
+from tests.methods import in_method
 
 
 @tool
@@ -32,7 +33,7 @@ def members() -> tuple[Any, ...]:
 
 
 def fused(**options: Any) -> SpecFuseChatModel:
-    return SpecFuseChatModel(members=list(members()), **{"max_tokens": 40, **options})
+    return SpecFuseChatModel(members=list(members()), **in_method(**{"max_tokens": 40, **options}))
 
 
 def test_whole_answers_satisfy_a_schema_with_several_keys() -> None:

@@ -23,6 +23,7 @@ from langchain_specfuse import (
     ChatModelMember,
     CheckError,
     EnsembleError,
+    Method,
     ScriptedMember,
     SpecFuseChatModel,
     checks,
@@ -96,7 +97,7 @@ def mix(seed: int) -> tuple[SpecFuseChatModel, Watch]:
     watch = Watch(frozenset(refused), set())
     llm = SpecFuseChatModel(
         members=members,
-        segment_tokens=rng.choice([1, 3, 8, 64]),
+        method=Method(segment_tokens=rng.choice([1, 3, 8, 64])),
         lead=rng.choice([None, names[0], names[-1]]),
         redrafts=rng.choice([0, 1, 3]),
         on_failure=rng.choice(["raise", "end"]),
@@ -171,7 +172,7 @@ def form_mix(seed: int, text: str, reply: Any) -> SpecFuseChatModel:
     names = "abc"[: rng.randint(1, 3)]
     return SpecFuseChatModel(
         members=[one(name) for name in names],
-        segment_tokens=rng.choice([1, 4, 64]),
+        method=Method(segment_tokens=rng.choice([1, 4, 64])),
         lead=rng.choice([None, names[0], names[-1]]),
     )
 
@@ -222,7 +223,11 @@ def test_a_takeover_at_any_byte_loses_and_repeats_nothing(
             )
             for server in pair
         ]
-        text = SpecFuseChatModel(members=members, segment_tokens=2).invoke("Count.").text
+        text = (
+            SpecFuseChatModel(members=members, method=Method(segment_tokens=2))
+            .invoke("Count.")
+            .text
+        )
         assert "\ufffd" not in text
         assert numbers(text.replace("ö", "")) == list(range(SHORT)), f"cut after {count} bytes"
         if len(reserve.asked) == 0:

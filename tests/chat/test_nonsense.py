@@ -12,6 +12,7 @@ import pytest
 
 from langchain_specfuse import EnsembleError, MemberError, ScriptedMember, SpecFuseChatModel
 from langchain_specfuse.core.values import Draft, PrefillPending, Scored
+from tests.methods import in_method
 
 from .conftest import BLUE, LIMIT_S
 
@@ -48,7 +49,9 @@ class Nonsense(ScriptedMember):
 def beside(device: str, *members: Any, **options: Any) -> SpecFuseChatModel:
     other = ScriptedMember("The sky is wide " + BLUE[16:], name="other", device=device)
     return SpecFuseChatModel(
-        members=[*members, other], segment_tokens=4, timeout=LIMIT_S, lead=None, **options
+        **in_method(
+            members=[*members, other], segment_tokens=4, timeout=LIMIT_S, lead=None, **options
+        )
     )
 
 

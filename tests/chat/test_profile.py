@@ -10,7 +10,7 @@ import pytest
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.runnables import ConfigurableField
 
-from langchain_specfuse import ChatModelMember, ScriptedMember, SpecFuseChatModel
+from langchain_specfuse import ChatModelMember, Method, ScriptedMember, SpecFuseChatModel
 from langchain_specfuse.core.member import Probe
 
 from .conftest import BLUE, WAYS, asked
@@ -64,7 +64,9 @@ def chat(num_ctx: int | None = None, **profile: Any) -> Ollama:
 def test_the_profile_describes_what_drafting_members_read_and_whether_they_reason(
     members: Any, before: Any, after: Any
 ) -> None:
-    llm = SpecFuseChatModel(members=members, verifiers=[ScriptedMember(BLUE, max_context=100)])
+    llm = SpecFuseChatModel(
+        members=members, method=Method(verifiers=[ScriptedMember(BLUE, max_context=100)])
+    )
     keys = ("max_input_tokens", "reasoning_output")
     assert tuple(map(llm.profile.get, keys)) == before
     llm.invoke("?")

@@ -9,6 +9,7 @@ import pytest
 
 from langchain_specfuse import ScriptedMember, SpecFuseChatModel
 from langchain_specfuse.errors import SpecFuseError
+from tests.methods import in_method
 
 from .conftest import FailingMember, GatedMember
 
@@ -48,7 +49,7 @@ def test_no_word_of_a_question_or_answer_is_logged(case: str, caplog: Any) -> No
     members, options = CASES[case]
     caplog.set_level(logging.INFO, "langchain_specfuse")
     try:
-        SpecFuseChatModel(members=members, segment_tokens=3, **options).invoke(
+        SpecFuseChatModel(**in_method(members=members, segment_tokens=3, **options)).invoke(
             f"What is {QUESTION}?"
         )
     except (SpecFuseError, TimeoutError):

@@ -13,7 +13,8 @@ from langchain_core.exceptions import OutputParserException
 from langchain_core.messages import HumanMessage
 from langchain_core.tools import StructuredTool, tool
 
-from langchain_specfuse import ScriptedMember, SpecFuseChatModel, UsageError
+from langchain_specfuse import Method, ScriptedMember, SpecFuseChatModel, UsageError
+from tests.methods import in_method
 
 
 def object_of(required: list[str], /, **properties: Any) -> dict[str, Any]:
@@ -59,7 +60,9 @@ def test_a_schema_that_no_grammar_expresses_is_refused_at_once(
 def bound(arguments: dict[str, Any], **fields: Any) -> Any:
     """Return a chat model that calls this tool with these arguments."""
     script = ScriptedMember.call("act", **arguments)
-    llm = SpecFuseChatModel(members=[ScriptedMember(script)], segment_tokens=3, **fields)
+    llm = SpecFuseChatModel(
+        **in_method(members=[ScriptedMember(script)], segment_tokens=3, **fields)
+    )
     function = {"name": "act", "description": "Act.", "parameters": OVERLAPPING}
     return llm.bind_tools([{"type": "function", "function": function}])
 
@@ -134,7 +137,7 @@ def test_an_object_is_checked_against_the_whole_schema(method: str) -> None:
         script: Any = arguments
         if method == "function_calling":
             script = ScriptedMember.call("act", **arguments)
-        llm = SpecFuseChatModel(members=[ScriptedMember(script)], segment_tokens=3)
+        llm = SpecFuseChatModel(members=[ScriptedMember(script)], method=Method(segment_tokens=3))
         return llm.with_structured_output(schema, method=method, **options)
 
     assert asked(RIGHT).invoke("?") == RIGHT

@@ -20,6 +20,7 @@ from langchain_specfuse import (
     UsageError,
     checks,
 )
+from tests.methods import in_method
 
 from .conftest import asked
 
@@ -39,7 +40,7 @@ def promising(**options: Any) -> SpecFuseChatModel:
         ScriptedMember("We hope for a good answer to you.", name="bob"),
     ]
     return SpecFuseChatModel(
-        **{"members": members, "segment_tokens": 4, "checks": [no_promises], **options}
+        **in_method(**{"members": members, "segment_tokens": 4, "checks": [no_promises], **options})
     )
 
 

@@ -19,6 +19,7 @@ from pydantic.v1 import BaseModel as OldModel
 from langchain_specfuse import ScriptedMember, SpecFuseChatModel, UsageError
 from langchain_specfuse.chat.structured import StructuredReader
 from tests.constraints.test_calls import VALUES
+from tests.methods import in_method
 
 DATA = {"setup": "Why did the cat sit on the mat?", "punchline": "Because it was there all along."}
 TEXT = json.dumps(DATA)
@@ -82,7 +83,7 @@ def joker() -> Callable[..., SpecFuseChatModel]:
     ) -> SpecFuseChatModel:
         call = f'<tool_call>\n{{"name": "{name}", "arguments": {text}}}\n</tool_call>'
         member = ScriptedMember(call if method == "function_calling" else text, name="a")
-        return SpecFuseChatModel(members=[member], segment_tokens=3, **options)
+        return SpecFuseChatModel(**in_method(members=[member], segment_tokens=3, **options))
 
     return make
 
@@ -172,7 +173,7 @@ async def test_an_answer_cut_by_the_budget_raises_an_error_that_names_max_tokens
 def test_an_object_that_no_member_writes_is_not_blamed_on_max_tokens(
     words: str, method: str, options: dict[str, Any]
 ) -> None:
-    llm = SpecFuseChatModel(members=[ScriptedMember(words)], **options)
+    llm = SpecFuseChatModel(members=[ScriptedMember(words)], **in_method(**options))
     result = llm.with_structured_output(DictJoke, method=method, include_raw=True).invoke("?")
     _, note = str(result["parsing_error"]).split("\n-> ")
     assert "max_tokens" not in str(result["parsing_error"]) and "schema" in note

@@ -13,7 +13,7 @@ from langchain.agents import create_agent
 from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 from langchain_core.tracers.schemas import Run
 
-from langchain_specfuse import EnsembleError, ScriptedMember, SpecFuseChatModel, UsageError
+from langchain_specfuse import EnsembleError, Method, ScriptedMember, SpecFuseChatModel, UsageError
 
 from .conftest import BLUE, LIMIT_S, WIDE, FailingMember, GatedMember, auntil
 from .recording import recorded
@@ -132,7 +132,9 @@ def test_a_failed_member_is_an_error_in_its_round_and_an_event_of_the_run() -> N
     members = [ScriptedMember(BLUE, name="a"), ScriptedMember(WIDE, name="b")]
     members.append(ScriptedMember(BLUE, name="c", fails_in=2))
     with recorded() as (tracer, endpoint):
-        SpecFuseChatModel(members=members, segment_tokens=4).invoke("Why?", {"callbacks": [tracer]})
+        SpecFuseChatModel(members=members, method=Method(segment_tokens=4)).invoke(
+            "Why?", {"callbacks": [tracer]}
+        )
     (failed,) = (run for run in endpoint.runs.values() if run.get("error"))
     assert failed["name"] == "c"
     assert "scripted failure" in failed["error"]
@@ -150,7 +152,7 @@ def test_a_failed_member_is_an_error_in_its_round_and_an_event_of_the_run() -> N
 def test_the_usage_of_hosted_members_is_counted_once_in_a_tree(lead: str | None) -> None:
     """LangSmith adds the usage of child runs to that of their parent."""
     models = counting()
-    model = SpecFuseChatModel(members=list(models), segment_tokens=4, lead=lead)
+    model = SpecFuseChatModel(members=list(models), method=Method(segment_tokens=4), lead=lead)
     with recorded() as (tracer, endpoint):
         create_agent(model, []).invoke({"messages": ["Why?"]}, {"callbacks": [tracer]})
     metadata = [run["extra"]["metadata"] for run in endpoint.runs.values()]
@@ -175,7 +177,7 @@ def test_hidden_inputs_and_outputs_stay_hidden(fails: bool) -> None:
     ]
     if fails:
         members.append(ScriptedMember(lambda query: SECRET[0], name="c", fails_in=2))
-    llm = SpecFuseChatModel(members=members, segment_tokens=2)
+    llm = SpecFuseChatModel(members=members, method=Method(segment_tokens=2))
     with recorded(hide_inputs=True, hide_outputs=True) as (tracer, endpoint):
         assert llm.invoke("Who lives there?", {"callbacks": [tracer]}).text == SECRET[0]
         list(llm.stream("Who lives there?", {"callbacks": [tracer]}))
@@ -192,7 +194,7 @@ def test_hidden_inputs_and_outputs_stay_hidden(fails: bool) -> None:
 
 def gated() -> SpecFuseChatModel:
     members = [GatedMember(BLUE, name="a"), ScriptedMember(WIDE, name="b", device="other")]
-    return SpecFuseChatModel(members=members, segment_tokens=4)
+    return SpecFuseChatModel(members=members, method=Method(segment_tokens=4))
 
 
 async def stopped(llm: SpecFuseChatModel, config: Any) -> None:

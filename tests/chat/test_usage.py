@@ -17,6 +17,7 @@ from langchain_core.messages.ai import UsageMetadata
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 
 from langchain_specfuse import ChatModelMember, ScriptedMember, SpecFuseChatModel
+from tests.methods import in_method
 
 from .conftest import BLUE, WIDE, asked, joined
 
@@ -75,7 +76,9 @@ def counting(**fields: Any) -> tuple[Counting, Counting]:
 
 
 def ensemble(*members: Any, **options: Any) -> SpecFuseChatModel:
-    return SpecFuseChatModel(members=list(members), segment_tokens=4, lead=None, **options)
+    return SpecFuseChatModel(
+        **in_method(members=list(members), segment_tokens=4, lead=None, **options)
+    )
 
 
 WAYS = ["invoke", "ainvoke", "stream", "astream", "batch"]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from langchain_specfuse import (
     CheckError,
+    Method,
     ScriptedMember,
     SpecFuseChatModel,
     TraceCallbackHandler,
@@ -138,16 +139,14 @@ def test_all_counts_of_an_answer_agree(
     members = [ScriptedMember(text, name=f"m{at}") for at, text in enumerate(texts)]
     llm = SpecFuseChatModel(
         members=members,
-        segment_tokens=size,
+        method=Method(segment_tokens=size, segment=how[0]),
         checks=[checks.at(place, checks.forbids("bad"))],
-        segment=how[0],
         on_failure=how[1],
-        logprobs=True,
     )
     recorder = TraceCallbackHandler()
     config = {"callbacks": [recorder]}
     try:
-        message = joined(list(llm.stream("Well?", config)))
+        message = joined(list(llm.stream("Well?", config, logprobs=True)))
     except CheckError:
         return
     rounds = recorder.trace.rounds

@@ -8,13 +8,14 @@ from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 
 from langchain_specfuse import CheckError, ScriptedMember, SpecFuseChatModel, checks
+from tests.methods import in_method
 
 
 def chat_model(*answers: str, **options: object) -> SpecFuseChatModel:
     members = [
         ScriptedMember(answer, name=name) for name, answer in zip("abcd", answers, strict=False)
     ]
-    return SpecFuseChatModel(members=members, **options)
+    return SpecFuseChatModel(members=members, **in_method(**options))
 
 
 WORDS = ("the", "sat", "on", "a", "mat.", "cat", "cats,", "catnip", "Cat!", "bobcat", "\n\nA")

@@ -18,6 +18,7 @@ from langchain_core.tracers.base import BaseTracer
 from langchain_specfuse import (
     ChatModelMember,
     CheckError,
+    Method,
     ScriptedMember,
     SpecFuseChatModel,
     SpecFuseDecisionModel,
@@ -77,7 +78,7 @@ def asked_about(model: Judge) -> list[str]:
 def answering(model: Any, *texts: str, **fields: Any) -> SpecFuseChatModel:
     members = [ScriptedMember(text, name=f"m{number}") for number, text in enumerate(texts)]
     rules = [checks.asks(model, ADVICE, **fields)]
-    return SpecFuseChatModel(members=members, segment_tokens=3, checks=rules)
+    return SpecFuseChatModel(members=members, method=Method(segment_tokens=3), checks=rules)
 
 
 async def text_of(llm: Any, way: str, **options: Any) -> str:

@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field
 
 from langchain_specfuse import (
     CheckError,
+    Method,
     ScriptedMember,
     SpecFuseCallbackHandler,
     SpecFuseChatModel,
@@ -23,6 +24,7 @@ from langchain_specfuse import (
     checks,
 )
 from langchain_specfuse.checks.personal import PERSONAL
+from tests.methods import in_method
 
 RULES = [checks.redact(name) for name in PERSONAL]
 TEXT = (
@@ -73,7 +75,7 @@ def pieces_of(text: str, size: int = 4) -> list[str]:
 
 
 def model(*members: Any, rules: Sequence[Any] = RULES, **fields: Any) -> SpecFuseChatModel:
-    return SpecFuseChatModel(members=list(members), checks=list(rules), **fields)
+    return SpecFuseChatModel(members=list(members), checks=list(rules), **in_method(**fields))
 
 
 def texts(llm: Any, question: Any = "How?") -> list[str]:
@@ -184,7 +186,11 @@ def test_it_costs_no_request_and_no_redraft() -> None:
     assert message.usage_metadata == END.usage_metadata
     scripted = ScriptedMember(TEXT, name="ann")
     usage = model(scripted, segment_tokens=3).invoke("How?").usage_metadata
-    plain = SpecFuseChatModel(members=[scripted], segment_tokens=3).invoke("How?").usage_metadata
+    plain = (
+        SpecFuseChatModel(members=[scripted], method=Method(segment_tokens=3))
+        .invoke("How?")
+        .usage_metadata
+    )
     assert usage == plain
 
 

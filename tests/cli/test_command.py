@@ -20,6 +20,7 @@ from langchain_specfuse import ChatModelMember, MemberError, ScriptedMember, __v
 from langchain_specfuse.chat.calibration import Calibration
 from langchain_specfuse.chat.references import names_of
 from langchain_specfuse.cli.choices import (
+    OF_METHOD,
     add_members,
     members_of,
     method_of,
@@ -29,6 +30,7 @@ from langchain_specfuse.cli.choices import (
 from langchain_specfuse.cli.main import FAILED, FINE, INTERRUPTED, MISUSED, UNREAD, main
 from langchain_specfuse.core.options import METHODS, Method
 from langchain_specfuse.core.values import DraftJob
+from langchain_specfuse.errors import UsageError
 from tests.demo_members import replace_demo
 from tests.members.failing_server import FailingServer
 
@@ -416,11 +418,13 @@ def test_every_command_takes_the_method_and_lists_its_options(command, capsys):
         with pytest.raises(SystemExit, match="0"):
             parser.parse_args(words)
     printed = " ".join(capsys.readouterr().out.split())
-    assert all(f"{name}=" in printed for name in Method.model_fields) and "exit codes" in printed
+    assert all(f"{name}=" in printed for name in OF_METHOD) and "exit codes" in printed
     assert method_of(["exit=never", "specem", "min-members=1"]) == Method.named(
         "specem", exit="never", min_members=1
     )
     assert method_of([]) == METHODS["robust"]
+    with pytest.raises(UsageError, match="--method has no option 'samples'"):
+        method_of(["samples=3"])  # it has a flag of its own
 
 
 # --- notices --------------------------------------------------------------------------------------

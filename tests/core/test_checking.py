@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis
 from hypothesis import strategies as st
 
-from langchain_specfuse import checks
+from langchain_specfuse import Method, checks
 from langchain_specfuse.checks import max_words
 from langchain_specfuse.core.checks import Check, as_check, places_in
 from langchain_specfuse.core.options import Settings
@@ -84,7 +84,7 @@ def test_forbidden_text_is_never_visible(rule, seed, members, segment, lead, pla
     writers, panel = typists(members, seed)
     settings = Settings(
         checks=[at(place, check)],
-        segment_tokens=segment,
+        method=Method(segment_tokens=segment),
         max_tokens=60,
         lead=lead,
         on_failure=on_failure,
@@ -107,9 +107,13 @@ def test_forbidden_text_is_never_visible(rule, seed, members, segment, lead, pla
 @hypothesis(max_examples=60, deadline=None)
 def test_the_answer_is_the_same_where_no_check_fails(seed, members, segment):
     writers, panel = typists(members, seed)
-    plain = play(writers, Settings(segment_tokens=segment, max_tokens=60), panel)
+    plain = play(writers, Settings(method=Method(segment_tokens=segment), max_tokens=60), panel)
     checks = [lambda text: None, at("sentence", lambda text: None), at("answer", lambda text: None)]
-    checked = play(writers, Settings(segment_tokens=segment, max_tokens=60, checks=checks), panel)
+    checked = play(
+        writers,
+        Settings(method=Method(segment_tokens=segment), max_tokens=60, checks=checks),
+        panel,
+    )
     assert checked.text == plain.text
     assert [job for _, job in checked.asked(DraftJob)] == [job for _, job in plain.asked(DraftJob)]
     assert [round.segment for round in checked.rounds] == [r.segment for r in plain.rounds]
@@ -126,7 +130,11 @@ def test_what_is_asked_never_ends_inside_a_word(seed, segment, place):
     asked = []
     writers, panel = typists(1, seed)
     check = at(place, lambda text: asked.append(text))
-    played = play(writers, Settings(checks=[check], segment_tokens=segment, max_tokens=60), panel)
+    played = play(
+        writers,
+        Settings(checks=[check], method=Method(segment_tokens=segment), max_tokens=60),
+        panel,
+    )
     whole = played.text
     for text in asked[:-1]:
         assert whole.startswith(text)
@@ -153,7 +161,7 @@ def test_a_member_that_keeps_failing_loses_weight_but_the_lead_is_never_removed_
     texts = {"a": "bad " * 60, "b": "one two three four five six " * 10, "c": "one two " * 30}
     played = play(
         speakers(**texts),
-        Settings(checks=[forbids("bad")], lead="a", segment_tokens=3, max_tokens=60),
+        Settings(checks=[forbids("bad")], lead="a", method=Method(segment_tokens=3), max_tokens=60),
     )
     assert "bad" not in played.text
     assert all(departure != "a" for departure in played.left)
@@ -206,7 +214,9 @@ def test_an_answer_ends_where_a_rule_of_length_lets_no_word_follow(segment):
     full_stops = 0
     for seed in range(20):
         writers, panel = typists(1, seed, length=100)
-        settings = Settings(checks=[max_words(12)], segment_tokens=segment, max_tokens=150)
+        settings = Settings(
+            checks=[max_words(12)], method=Method(segment_tokens=segment), max_tokens=150
+        )
         played = play(writers, settings, panel)
         assert played.error is None
         assert max_words(12).function(played.text) is None
@@ -231,7 +241,7 @@ def test_an_answer_ends_at_its_last_sentence_where_a_rule_of_length_is_asked_at_
 def test_in_vain_raises_an_error_that_names_the_check_and_has_what_was_streamed():
     played = play(
         speakers(a="The sky is blue and wide"),
-        Settings(checks=[forbids("wide")], segment_tokens=2),
+        Settings(checks=[forbids("wide")], method=Method(segment_tokens=2)),
     )
     error = played.error
     assert isinstance(error, CheckError)
@@ -259,7 +269,7 @@ def test_samples_are_drawn_with_other_seeds_where_tokens_cannot_be_excluded():
 def test_the_answer_ends_before_text_that_fails_if_it_should():
     played = play(
         speakers(a="The sky is blue and wide"),
-        Settings(checks=[forbids("wide")], segment_tokens=2, on_failure="end"),
+        Settings(checks=[forbids("wide")], method=Method(segment_tokens=2), on_failure="end"),
     )
     assert played.error is None
     assert played.text == "The sky is blue and"
@@ -270,7 +280,10 @@ def test_the_answer_ends_before_text_that_fails_if_it_should():
 @pytest.mark.parametrize("redrafts", [0, 1, 4])
 def test_the_answer_ends_before_its_fault_wherever_it_is_checked(place, redrafts):
     settings = Settings(
-        checks=[at(place, forbids("wide"))], segment_tokens=2, on_failure="end", redrafts=redrafts
+        checks=[at(place, forbids("wide"))],
+        method=Method(segment_tokens=2),
+        on_failure="end",
+        redrafts=redrafts,
     )
     played = play(speakers(a="The sky is wide and blue. So is the sea."), settings)
     assert played.text.rstrip() == "The sky is"
@@ -304,7 +317,9 @@ def test_members_that_were_not_asked_are_asked_when_the_lead_fails_in_vain():
 def test_held_back_text_is_withdrawn_and_never_shown():
     played = play(
         speakers(a="One two three. Four five bad six.", b="One two three. Seven eight nine ten."),
-        Settings(checks=[at("sentence", forbids("bad"))], segment_tokens=2, lead="a"),
+        Settings(
+            checks=[at("sentence", forbids("bad"))], method=Method(segment_tokens=2), lead="a"
+        ),
     )
     assert "bad" not in played.text
     kept = ""
@@ -332,7 +347,12 @@ def test_segments_without_what_was_withdrawn_are_the_answer(
     checks = [at(place, forbids("rant|,")), as_check(forbids("dog"))]
     played = play(
         writers,
-        Settings(checks=checks, segment_tokens=segment, max_tokens=50, on_failure=on_failure),
+        Settings(
+            checks=checks,
+            method=Method(segment_tokens=segment),
+            max_tokens=50,
+            on_failure=on_failure,
+        ),
         panel,
     )
     kept = ""
@@ -373,7 +393,9 @@ def test_the_others_go_on_where_the_member_that_drafts_again_cannot(kind, lead):
         "a": failing_at(2, "guarantee that it works", kind),
         "b": lambda job, _: Draft(next(drafts), ended=True),
     }
-    settings = Settings(checks=[forbids("guarantee")], lead=lead, redrafts=1, refusals="ignore")
+    settings = Settings(
+        checks=[forbids("guarantee")], lead=lead, redrafts=1, method=Method(refusals="ignore")
+    )
     played = play(members, settings, [Panelist(name, scores=False) for name in members])
     assert played.error is None
     assert played.text == "hope that it works"
@@ -404,7 +426,10 @@ def test_errors_and_withdrawals_tell_what_was_streamed_whatever_members_do(
 
     checks = [at(place, forbids("rant|,")), as_check(forbids("dog"))]
     settings = Settings(
-        checks=checks, segment_tokens=5, max_tokens=50, on_failure=on_failure, refusals=refusals
+        checks=checks,
+        method=Method(segment_tokens=5, refusals=refusals),
+        max_tokens=50,
+        on_failure=on_failure,
     )
     played = play({name: unreliable(writer) for name, writer in writers.items()}, settings, panel)
     kept = ""
@@ -437,7 +462,9 @@ def test_drafts_are_bounded_whatever_the_checks_say(
     moody = itertools.cycle(moods)
     writers, panel = typists(members, seed)
     checks = [Check(lambda text: next(moody) or None, f"c{i}", at=p) for i, p in enumerate(places)]
-    settings = Settings(checks=checks, segment_tokens=segment, max_tokens=40, redrafts=redrafts)
+    settings = Settings(
+        checks=checks, method=Method(segment_tokens=segment), max_tokens=40, redrafts=redrafts
+    )
     played = play(writers, settings, panel)
     assert played.error is None or isinstance(played.error, CheckError)
     assert len(played.asks) <= 3 * 40 * (redrafts + 3)
@@ -453,7 +480,11 @@ def test_every_check_is_asked_about_the_end_of_the_answer_as_its_end(seed, segme
     """Also if all of the text has passed before it turns out to be the end."""
     writers, panel = typists(1, seed, length=5, words=("天", "空", "\n", "。"))
     check = at(place, lambda text: None)
-    played = play(writers, Settings(checks=[check], segment_tokens=segment, max_tokens=60), panel)
+    played = play(
+        writers,
+        Settings(checks=[check], method=Method(segment_tokens=segment), max_tokens=60),
+        panel,
+    )
     jobs = [job for ask in played.checks for job in ask.jobs]
     assert [job.text for job in jobs if job.ended] == [played.text]
 
@@ -473,7 +504,9 @@ def test_a_draft_is_never_cut_inside_a_visible_character(picture):
 def test_a_rejection_tells_the_held_back_text_that_may_be_at_fault():
     played = play(
         speakers(a="We guarantee it.", b="We hope so today."),
-        Settings(checks=[at("sentence", forbids("guarantee"))], segment_tokens=2, lead="a"),
+        Settings(
+            checks=[at("sentence", forbids("guarantee"))], method=Method(segment_tokens=2), lead="a"
+        ),
     )
     refused = [r for round in played.rounds for r in round.rejected]
     assert refused
@@ -483,7 +516,7 @@ def test_a_rejection_tells_the_held_back_text_that_may_be_at_fault():
 def test_text_that_may_be_the_beginning_of_a_literal_is_held_back():
     played = play(
         speakers(a="Call 4111 1111 2222 now."),
-        Settings(checks=[checks.forbids("4111 1111 1111")], segment_tokens=2),
+        Settings(checks=[checks.forbids("4111 1111 1111")], method=Method(segment_tokens=2)),
     )
     assert played.error is None
     assert [round.text for round in played.rounds] == ["Call", "", " 4111 1111 2222 now."]

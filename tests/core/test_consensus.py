@@ -6,16 +6,17 @@ from hypothesis import strategies as st
 
 from langchain_specfuse.core.checks import CheckAsk
 from langchain_specfuse.core.consensus import answers, voters
-from langchain_specfuse.core.options import Settings
+from langchain_specfuse.core.options import Method, Settings
 from langchain_specfuse.core.panel import Panel
 from langchain_specfuse.core.results import final_number
 from langchain_specfuse.core.round import Round
 from langchain_specfuse.core.values import Ask, Draft, Failure, Panelist
 from langchain_specfuse.errors import CheckError, UsageError
+from tests.methods import changed
 
 from .play import QUERY, verdict_of
 
-NUMBER = Settings(max_tokens=20, segment="answer", result="number")
+NUMBER = Settings(max_tokens=20, method=Method(segment="answer", result="number"))
 
 
 def says(*texts, ended=True):
@@ -79,7 +80,7 @@ def test_ties_go_to_the_lead_and_it_is_asked_first():
 
 def test_further_samples_are_drawn_with_other_seeds_and_a_temperature():
     alone = {"a": says("7", "8", "8", "8")}
-    round, asks = asked_of(alone, NUMBER.model_copy(update={"samples": 4}))
+    round, asks = asked_of(alone, changed(NUMBER, samples=4))
     assert (round.text, round.winner, round.authors) == ("8", "a#2", ("a#2", "a#3", "a#4"))
     how = [job.sampling for ask in asks for job in ask.jobs.values()]
     assert [(sampling.temperature, sampling.seed) for sampling in how] == [
@@ -88,10 +89,7 @@ def test_further_samples_are_drawn_with_other_seeds_and_a_temperature():
         (0.7, 2),
         (0.7, 3),
     ]
-    assert (
-        names(asked_of({"a": says("7")}, NUMBER.model_copy(update={"samples": 5}))[1])
-        == [["a"]] * 3
-    )
+    assert names(asked_of({"a": says("7")}, changed(NUMBER, samples=5))[1]) == [["a"]] * 3
 
 
 def test_an_answer_without_a_result_does_not_count():
@@ -102,29 +100,27 @@ def test_an_answer_without_a_result_does_not_count():
 
 
 def test_a_function_extracts_the_result_of_an_answer():
-    by_length = NUMBER.model_copy(update={"result": len})
+    by_length = changed(NUMBER, result=len)
     assert asked_of({"a": says("abc"), "b": says("xy"), "c": says("zw")}, by_length)[0].text == "xy"
     for wrong, reason in (
         (lambda text: [text], "unhashable"),
         (lambda text: 1 / 0, "ZeroDivisionError"),
     ):
         with pytest.raises(UsageError, match=f"result.*{reason}"):
-            asked_of(THREE, NUMBER.model_copy(update={"result": wrong}))
+            asked_of(THREE, changed(NUMBER, result=wrong))
 
 
 def test_a_failed_member_does_not_hurt_the_others():
     fails = lambda job, number: Failure("error", "fell over")
     round, _ = asked_of({**THREE, "b": fails})
     assert (round.text, [departure.member for departure in round.left]) == ("It is 41.", ["b"])
-    round, _ = asked_of({"a": says("5"), "b": fails}, NUMBER.model_copy(update={"samples": 2}))
+    round, _ = asked_of({"a": says("5"), "b": fails}, changed(NUMBER, samples=2))
     assert round.text == "5"
 
 
 def test_finish_records_a_used_up_budget_or_a_stop_string():
     assert asked_of({"a": says("It is 4", ended=False)})[0].finish == "length"
-    stopped, _ = asked_of(
-        {"a": says("It is 4\nNo, 5", ended=False)}, NUMBER.model_copy(update={"stop": ["\n"]})
-    )
+    stopped, _ = asked_of({"a": says("It is 4\nNo, 5", ended=False)}, changed(NUMBER, stop=["\n"]))
     assert (stopped.text, stopped.finish) == ("It is 4", "stop_string")
 
 
@@ -135,7 +131,7 @@ results = st.lists(st.tuples(st.integers(1, 3), st.floats(0.1, 5.0)), min_size=1
 def test_stopping_early_never_changes_the_result(results, samples):
     members = {f"m{i}": says(f"it is {number}") for i, (number, _) in enumerate(results)}
     prior = {f"m{i}": weight for i, (_, weight) in enumerate(results)}
-    round, _ = asked_of(members, NUMBER.model_copy(update={"samples": samples}), prior)
+    round, _ = asked_of(members, changed(NUMBER, samples=samples), prior)
     panel = Panel.of([Panelist(name) for name in members], prior)
     totals: dict = {}
     for voter in voters(panel, samples):
@@ -156,7 +152,7 @@ def is_polite(text):
     return None if text.startswith("I ") else "is not polite"
 
 
-CHECKED = Settings(max_tokens=20, segment="answer", checks=[has_42], samples=3)
+CHECKED = Settings(max_tokens=20, method=Method(segment="answer", samples=3), checks=[has_42])
 
 
 def test_without_a_result_the_first_answer_that_passes_wins_and_nobody_else_is_asked():
@@ -183,7 +179,7 @@ def test_the_cheapest_members_are_asked_first_and_greedy_answers_before_samples(
 
 
 def test_with_a_result_members_agree_on_one_of_the_answers_that_pass():
-    settings = NUMBER.model_copy(update={"checks": Settings(checks=[is_polite]).checks})
+    settings = changed(NUMBER, checks=Settings(checks=[is_polite]).checks)
     round, _ = asked_of(THREE, settings)
     assert round.text == "I found 42."
     assert {rejection.member for rejection in round.rejected} == {"a", "b"}

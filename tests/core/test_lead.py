@@ -21,9 +21,8 @@ def always(value):
 def led(**options):
     return Settings(
         max_tokens=30,
-        segment_tokens=3,
         lead="b",
-        method=Method(**{"sure": 0.5, "margin": 0.0} | options),
+        method=Method(**{"sure": 0.5, "margin": 0.0} | options, segment_tokens=3),
     )
 
 
@@ -145,7 +144,7 @@ def test_ties_go_to_the_lead():
 def test_with_an_infinite_margin_the_lead_writes_alone_and_no_other_member_is_asked(stop):
     text = "One two three four five six seven eight nine ten."
     members = speakers(a="No. " + text, b=text, c="Never.")
-    settings = Settings(segment_tokens=3, lead="b", stop=stop, method=Method(margin=math.inf))
+    settings = Settings(lead="b", stop=stop, method=Method(margin=math.inf, segment_tokens=3))
     played, alone = play(members, settings), play({"b": members["b"]}, settings)
     assert played.text == alone.text
     assert [ask.jobs for ask in played.asks] == [ask.jobs for ask in alone.asks]
@@ -176,7 +175,7 @@ def test_a_lead_never_leaves_because_it_loses():
     )
     played = play({"b": hopeless, **others}, led(min_members=1))
     assert {round.winner for round in played.rounds} <= set("acd") and "b" not in played.left
-    equals = Settings(max_tokens=30, segment_tokens=3, lead=None, method=Method(min_members=1))
+    equals = Settings(max_tokens=30, lead=None, method=Method(min_members=1, segment_tokens=3))
     assert "b" in play({"b": hopeless, **others}, equals).left
 
 
@@ -186,7 +185,7 @@ def test_a_lead_that_repeats_itself_is_put_to_the_vote():
     )
     played = play(
         members,
-        Settings(segment_tokens=8, max_tokens=80, lead="b", method=Method(sure=0.0, margin=0.5)),
+        Settings(max_tokens=80, lead="b", method=Method(sure=0.0, margin=0.5, segment_tokens=8)),
     )
     assert any(round.looped == ("b",) and round.winner == "a" for round in played.rounds)
 
@@ -200,7 +199,7 @@ def test_a_lead_without_log_probabilities_is_always_put_to_the_vote():
 
 
 def test_nobody_leads_where_the_method_has_no_margin():
-    settings = Settings(max_tokens=40, segment_tokens=3, lead="b", method=Method.named("specem"))
+    settings = Settings(max_tokens=40, lead="b", method=Method.named("specem", segment_tokens=3))
     assert {round.lead for round in play({"b": babbler(1), "a": babbler(2)}, settings).rounds} == {
         ""
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from langchain_specfuse import ScriptedMember, SpecFuseChatModel
+from langchain_specfuse import Method, ScriptedMember, SpecFuseChatModel
 from langchain_specfuse.core.letters import chosen_letter
 
 WITHOUT_CHOICES = [
@@ -174,5 +174,7 @@ def test_the_text_of_a_choice_counts_if_the_choices_are_known(answer: str, lette
 def test_whole_answers_that_choose_the_same_letter_agree() -> None:
     texts = ("A carrot is what I would take: (C)", "I think it is B", "a bit hard, but it is B.")
     members = [ScriptedMember(text, name=name) for text, name in zip(texts, "abc", strict=True)]
-    llm = SpecFuseChatModel(members=members, segment="answer", result="choice", lead=None)
+    llm = SpecFuseChatModel(
+        members=members, method=Method(segment="answer", result="choice"), lead=None
+    )
     assert llm.invoke("Which?").text == texts[1]

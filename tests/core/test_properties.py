@@ -18,12 +18,12 @@ from .play import answering, babbler, play
 
 settings = st.builds(
     Settings,
-    segment_tokens=st.integers(1, 4),
     max_tokens=st.just(40),
     stop=st.sampled_from([None, ["good good"], ["w1", " "]]),
     lead=st.sampled_from([None, "m0", "m1"]),
     method=st.builds(
         Method,
+        segment_tokens=st.integers(1, 4),
         score=st.sampled_from(["mean_prob", "mean_logprob", "logprob_per_byte"]),
         weighting=st.sampled_from(["equal", "confidence"]),
         reward=st.sampled_from(["wins", "margins"]),
@@ -198,7 +198,10 @@ def test_stop_strings_only_cut(settings, scripts, stop, judged):
 def test_the_random_answers_contain_exits_failures_and_many_rounds():
     """Otherwise the properties above would be vacuous."""
     runs = [
-        play(crowd(["both"] * 4, seed, 0.02)[0], Settings(max_tokens=200, segment_tokens=4))
+        play(
+            crowd(["both"] * 4, seed, 0.02)[0],
+            Settings(max_tokens=200, method=Method(segment_tokens=4)),
+        )
         for seed in range(15)
     ]
     kinds = {

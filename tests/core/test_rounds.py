@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from langchain_specfuse.core.options import METHODS, Settings
+from langchain_specfuse.core.options import METHODS, Method, Settings
 from langchain_specfuse.core.values import (
     Draft,
     DraftJob,
@@ -22,7 +22,7 @@ from .play import QUERY, answering, play, speakers, table
 
 BLUE = "The sky is blue because of Rayleigh scattering."
 GREY = "The sky is grey because of heavy rain clouds."
-SHORT = Settings(segment_tokens=3)
+SHORT = Settings(method=Method(segment_tokens=3))
 WITH_JUDGE = [Panelist("a"), Panelist("b"), Panelist("judge", drafts=False)]
 
 
@@ -45,7 +45,7 @@ def test_the_winning_segment_becomes_the_context_of_all_members():
 @pytest.mark.parametrize("n", [1, 2, 5])
 @pytest.mark.parametrize("size", [1, 3, 100])
 def test_one_member_or_twins_write_their_own_answer_without_scoring(method, n, size):
-    settings = Settings(segment_tokens=size, method=METHODS[method])
+    settings = Settings(method=Method.named(method, segment_tokens=size))
     played = play(speakers(**{f"m{i}": BLUE for i in range(n)}), settings)
     assert (played.text, played.rounds[-1].finish) == (BLUE, "stop")
     assert (played.asked(ScoreJob), played.left) == ([], [])
@@ -77,7 +77,10 @@ def test_without_any_verifier_the_heaviest_member_writes():
 def test_a_member_that_is_clearly_worse_leaves_and_is_not_asked_again():
     words = [f"w{i}" for i in range(40)]
     good, middling = " ".join(words), " ".join(w if i % 3 else f"b{i}" for i, w in enumerate(words))
-    played = play(speakers(a=good, b=middling, c=good, z="no " * 40), Settings(segment_tokens=2))
+    played = play(
+        speakers(a=good, b=middling, c=good, z="no " * 40),
+        Settings(method=Method(segment_tokens=2)),
+    )
     departure = next(d for round in played.rounds for d in round.left)
     assert (departure.member, departure.kind) == ("z", "exit")
     assert 3 <= departure.round <= 6
@@ -164,7 +167,10 @@ def test_when_no_member_is_left_the_error_has_the_agreed_text_and_every_failure(
         )
 
     first, second = RuntimeError("one"), RuntimeError("two")
-    played = play({"a": fails_in(2, first), "b": fails_in(3, second)}, Settings(segment_tokens=2))
+    played = play(
+        {"a": fails_in(2, first), "b": fails_in(3, second)},
+        Settings(method=Method(segment_tokens=2)),
+    )
     error = played.error
     assert isinstance(error, EnsembleError)
     assert error.text == played.text == "The sky is blue"
@@ -181,7 +187,9 @@ def test_when_no_member_is_left_the_error_has_the_agreed_text_and_every_failure(
 @pytest.mark.parametrize("drafting", ["ab", "a"])
 def test_a_job_contains_everything_needed_to_repeat_it(drafting):
     """Only a lone drafter gets the stop strings: a draft that ends early is scored differently."""
-    settings = Settings(segment_tokens=2, max_tokens=20, temperature=0.5, seed=7, stop=["zzz"])
+    settings = Settings(
+        method=Method(segment_tokens=2), max_tokens=20, temperature=0.5, seed=7, stop=["zzz"]
+    )
     panel = [Panelist(name, drafts=name in drafting) for name in "ab"]
     played = play(speakers(a=GREY, b=BLUE), settings, panel)
     drafts = [
@@ -202,7 +210,9 @@ def test_a_job_contains_everything_needed_to_repeat_it(drafting):
 
 @pytest.mark.parametrize("budget", [1, 2, 5, 7])
 def test_the_budget_is_kept(budget):
-    played = play(speakers(a=BLUE, b=GREY), Settings(segment_tokens=3, max_tokens=budget))
+    played = play(
+        speakers(a=BLUE, b=GREY), Settings(method=Method(segment_tokens=3), max_tokens=budget)
+    )
     assert (len(played.text.split()), played.rounds[-1].finish) == (budget, "length")
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from langchain_specfuse import ScriptedMember, SpecFuseChatModel, checks
+from langchain_specfuse import Method, ScriptedMember, SpecFuseChatModel, checks
 from langchain_specfuse.core.sentences import sentence_ends, units
 
 CASES = {
@@ -107,7 +107,9 @@ def test_no_end_is_awaited_for_longer_than_the_next_word(name):
 def test_answers_with_citations_are_streamed_sentence_by_sentence():
     """They were held back until their end: no sentence ended before "[1]"."""
     text = "The sky is blue.[1] The sea is, too.[1][2] **Both are wet.** That is all."
-    llm = SpecFuseChatModel(members=[ScriptedMember(text, name="ann")], segment_tokens=2)
+    llm = SpecFuseChatModel(
+        members=[ScriptedMember(text, name="ann")], method=Method(segment_tokens=2)
+    )
     every = checks.at("sentence", lambda text: None)
     chunks = [chunk.text for chunk in llm.stream("Why?", checks=[every]) if chunk.text]
     assert chunks == [

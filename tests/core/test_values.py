@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from langchain_specfuse.core.options import Settings
+from langchain_specfuse.core.options import Method, Settings
 from langchain_specfuse.core.round import Departure, Round
 from langchain_specfuse.core.values import Draft, Effort, Failure, Segment
 
@@ -29,7 +29,8 @@ def test_the_cause_of_a_failure_is_neither_compared_nor_shown(kind, fields):
 
 def test_a_round_as_json_has_every_field_and_every_derived_number():
     second = play(
-        speakers(a="The sky is grey.", b="The sky is blue."), Settings(segment_tokens=3)
+        speakers(a="The sky is grey.", b="The sky is blue."),
+        Settings(method=Method(segment_tokens=3)),
     ).rounds[1]
     record = second.as_dict()
     assert json.loads(json.dumps(record)) == record

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import pytest
 
-from langchain_specfuse.core.options import Settings
+from langchain_specfuse.core.options import Method, Settings
 from langchain_specfuse.core.values import Query, Turn
 from langchain_specfuse.engine import Ensemble, worker
 from langchain_specfuse.engine.limits import Waiting
@@ -19,7 +19,7 @@ from langchain_specfuse.members.scripted import ScriptedMember
 
 BLUE = "The sky is blue because of Rayleigh scattering in the air above us."
 GREY = "The sky is grey because of the heavy clouds that bring us rain today."
-SHORT = Settings(segment_tokens=2)
+SHORT = Settings(method=Method(segment_tokens=2))
 PATIENCE_S = 30.0
 """Tests wait for a condition this long: much longer than it takes on a busy machine."""
 _NUMBERS = itertools.count()

@@ -13,13 +13,16 @@ from langchain_specfuse import BusyError
 from langchain_specfuse.core.options import Settings
 from langchain_specfuse.engine import Ensemble
 from langchain_specfuse.engine.drive import Admission
+from tests.methods import in_method
 
 from .conftest import BLUE, PATIENCE_S, Gated, collected, query, text, until
 
 
 def limited(max_concurrency, max_waiting=None, **settings):
     return Settings(
-        segment_tokens=2, max_concurrency=max_concurrency, max_waiting=max_waiting, **settings
+        **in_method(
+            segment_tokens=2, max_concurrency=max_concurrency, max_waiting=max_waiting, **settings
+        )
     )
 
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from langchain_specfuse.core.member import BatchGroup
-from langchain_specfuse.core.options import Settings
+from langchain_specfuse.core.options import Method, Settings
 from langchain_specfuse.engine import Ensemble
 from langchain_specfuse.engine.worker import QueuedJob, Worker
 from langchain_specfuse.members.scripted import ScriptedMember
@@ -134,7 +134,8 @@ def test_same_answer_in_a_group_whose_first_jobs_are_one_batch_too():
         for k, text in enumerate((BLUE, GREY))
     ]
     truth = "".join(
-        round.text for round in Ensemble(apart).rounds(query(), Settings(segment_tokens=4))
+        round.text
+        for round in Ensemble(apart).rounds(query(), Settings(method=Method(segment_tokens=4)))
     )
     device, group = fresh_device(), Scripts()
     shared = [
@@ -145,7 +146,8 @@ def test_same_answer_in_a_group_whose_first_jobs_are_one_batch_too():
     assert isinstance(group, BatchGroup)
     assert (
         "".join(
-            round.text for round in Ensemble(shared).rounds(query(), Settings(segment_tokens=4))
+            round.text
+            for round in Ensemble(shared).rounds(query(), Settings(method=Method(segment_tokens=4)))
         )
         == truth
     )

@@ -37,7 +37,7 @@ from .conftest import (
     worker_threads,
 )
 
-LED = Settings(segment_tokens=2, lead="a", method=Method(sure=0.9, margin=0.0))
+LED = Settings(lead="a", method=Method(sure=0.9, margin=0.0, segment_tokens=2))
 
 
 def members_of(ensemble):
@@ -174,7 +174,7 @@ def test_members_forget_every_query_that_they_were_asked_and_no_other(device):
 
 
 def within(timeout):
-    return Settings(segment_tokens=2, timeout=timeout)
+    return Settings(method=Method(segment_tokens=2), timeout=timeout)
 
 
 def test_an_answer_that_exceeds_its_time_limit_raises_with_the_agreed_text(device):

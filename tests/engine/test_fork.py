@@ -60,7 +60,7 @@ def test_a_child_forked_before_the_first_question_answers_and_later_ones_get_an_
     parent goes on."""
     printed = output("""
         child(lambda: print(one.invoke("How is it?").text))
-        stream = one.stream("How is it?", segment_tokens=1)
+        stream = one.stream("How is it?", method={"segment_tokens": 1})
         first = next(stream).text
         child(lambda: print(one.invoke("And now?").text))
         child(lambda: print(other.invoke("And now?").text))

@@ -12,7 +12,7 @@ import pytest
 
 from langchain_specfuse.core.call import note_arrival
 from langchain_specfuse.core.checks import Check
-from langchain_specfuse.core.options import Settings
+from langchain_specfuse.core.options import Method, Settings
 from langchain_specfuse.core.values import Draft, Effort, Failure
 from langchain_specfuse.engine import Ensemble, calls, limits
 from langchain_specfuse.engine.checker import Checker
@@ -22,6 +22,7 @@ from langchain_specfuse.errors import EnsembleError
 from langchain_specfuse.members.scripted import ScriptedMember
 from tests import late
 from tests.late import three_tries
+from tests.methods import in_method
 
 from .conftest import BLUE, collected, query, text, until
 
@@ -68,7 +69,9 @@ class Streaming(ScriptedMember):
 
 
 def lead(*members, **options):
-    return Ensemble(list(members)), Settings(lead=members[0].name, segment_tokens=2, **options)
+    return Ensemble(list(members)), Settings(
+        **in_method(lead=members[0].name, segment_tokens=2, **options)
+    )
 
 
 def test_a_lone_member_writes_a_whole_answer_by_one_stream_and_each_chunk_is_shown_at_once():
@@ -152,7 +155,7 @@ def test_a_check_closes_the_stream_at_a_fault_and_the_text_goes_on_from_before_i
     member = Streaming(name="a")
     member.excludes = True
     checks = (Check(lambda text: "a number" if "34" in text else None, "no 34"),)
-    settings = Settings(checks=checks, segment_tokens=2, on_failure="end")
+    settings = Settings(checks=checks, method=Method(segment_tokens=2), on_failure="end")
     checker = Checker(lambda job: None, None)
     rounds = list(Ensemble([member]).rounds(query(), settings, checker=checker))
     assert "34" not in text(rounds)

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from langchain_specfuse.core.options import Settings
+from langchain_specfuse.core.options import Method, Settings
 from langchain_specfuse.engine import Ensemble
 from langchain_specfuse.errors import EnsembleError
 from langchain_specfuse.members.scripted import ScriptedMember
@@ -30,7 +30,7 @@ from .conftest import (
 
 GREY = "The sky is grey because of the heavy clouds above us all today."
 """As many words as BLUE: whichever draft wins a round, no word of the answer is lost or doubled."""
-LIMITED = Settings(segment_tokens=2, member_timeout=600)
+LIMITED = Settings(method=Method(segment_tokens=2), member_timeout=600)
 
 
 def is_whole(answer):
@@ -127,7 +127,7 @@ def test_whichever_members_time_out_no_word_is_lost(second):
     ensemble = Ensemble(members)
 
     async def crowd():
-        settings = Settings(segment_tokens=2, lead=None, member_timeout=0.05)
+        settings = Settings(method=Method(segment_tokens=2), lead=None, member_timeout=0.05)
         return await asyncio.gather(*(collected(ensemble, query(), settings) for _ in range(20)))
 
     with late.only_where(lambda name: name != "c"):

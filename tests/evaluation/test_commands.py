@@ -55,7 +55,8 @@ def test_eval_as_json_compares_the_ensemble_that_is_named(call):
     assert pairs == [("ensemble", "ann"), ("ensemble", "bob")]
     assert report["rows"][2]["score"] == report["rows"][1]["score"]
     settings = report["about"]["systems"]["ensemble"]["settings"]
-    assert (settings["segment_tokens"], settings["method"]["margin"]) == (3, "inf")
+    method = settings["method"]
+    assert (method["segment_tokens"], method["margin"]) == (3, "inf")
 
 
 def test_the_doctor_writes_a_calibration_that_a_chat_model_takes(call, tmp_path):

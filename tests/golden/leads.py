@@ -14,10 +14,11 @@ from typing import Any
 
 from langchain_core.messages import message_chunk_to_message
 
-from langchain_specfuse import ChatModelMember, ScriptedMember, SpecFuseChatModel, checks
+from langchain_specfuse import ChatModelMember, Method, ScriptedMember, SpecFuseChatModel, checks
 from tests import late
 from tests.chat.test_failover import failing_members
 from tests.members.calling_model import CallingModel, call_of
+from tests.methods import in_method
 
 from .record import described_error, without_empty
 from .scripted import BLUE, PERSON, QUESTION, WEATHER, WIDE, members
@@ -53,7 +54,9 @@ def outcome(llm: Any, question: Any = QUESTION, usage: bool = True, **call: Any)
 def hosted(*plans: tuple[int | None, str], call: Any = None, **options: Any) -> dict[str, Any]:
     """An answer of chat models that fail in these ways, the first of which leads."""
     writers = failing_members(*plans, words=12)
-    llm = SpecFuseChatModel(**{"members": writers, "segment_tokens": 4, "lead": "a", **options})
+    llm = SpecFuseChatModel(
+        **in_method(**{"members": writers, "segment_tokens": 4, "lead": "a", **options})
+    )
     hanging = {writer.name: writer.model.hanging for writer in writers}
     try:
         with late.only_where(lambda name: hanging[name].is_set()):
@@ -95,7 +98,9 @@ def takeovers() -> dict[str, Any]:
     refuses = members(ann=ScriptedMember.refusal("No."), bob=WIDE)
     return records | {
         "full context": outcome(SpecFuseChatModel(members=full, lead="ann")),
-        "refuses": outcome(SpecFuseChatModel(members=refuses, lead="ann", refusals="ignore")),
+        "refuses": outcome(
+            SpecFuseChatModel(members=refuses, lead="ann", method=Method(refusals="ignore"))
+        ),
     }
 
 
@@ -124,7 +129,7 @@ def forms() -> dict[str, Any]:
             CallingModel(replies=[reply], asked=[]),
         ]
         pair = [ChatModelMember(each, name=name) for each, name in zip(models, "ab", strict=True)]
-        return SpecFuseChatModel(members=pair, segment_tokens=4, lead="a")
+        return SpecFuseChatModel(members=pair, method=Method(segment_tokens=4), lead="a")
 
     text = json.dumps(NAMES, ensure_ascii=False)
     call = call_of("get_weather", "Let me see.", city="Köln am Rhein", days=2)

@@ -13,6 +13,7 @@ from typing import Any
 from langchain_specfuse import METHODS, Method, SpecFuseChatModel
 from langchain_specfuse.core.member import Probe
 from langchain_specfuse.core.values import Draft, DraftJob, Failure, Scored, ScoreJob
+from tests.methods import in_method
 
 from .record import Listener
 
@@ -88,7 +89,9 @@ def rounds_of(seed: int, **options: Any) -> list[str]:
     members = [
         RandomMember(f"m{number}", seed * 31 + number, skill) for number, skill in enumerate(SKILLS)
     ]
-    llm = SpecFuseChatModel(members=members, max_tokens=60, segment_tokens=4, **options)
+    llm = SpecFuseChatModel(
+        **in_method(members=members, max_tokens=60, segment_tokens=4, **options)
+    )
     listener = Listener()
     llm.invoke("What is it?", {"callbacks": [listener]})
     return [line_of(data) for data in listener.rounds]

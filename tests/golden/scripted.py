@@ -26,6 +26,7 @@ from langchain_specfuse import (
 )
 from tests import late
 from tests.members.continued import begun_in
+from tests.methods import in_method
 
 from .record import asked, events_in_order, identity, streamed, traced
 
@@ -76,7 +77,9 @@ def everything(make: Callable[[], Any], question: Any = QUESTION, **call: Any) -
 
 
 def model(ensemble: list[Any], **options: Any) -> SpecFuseChatModel:
-    return SpecFuseChatModel(**{"members": ensemble, "segment_tokens": 4, "lead": None, **options})
+    return SpecFuseChatModel(
+        **in_method(**{"members": ensemble, "segment_tokens": 4, "lead": None, **options})
+    )
 
 
 # --- the method -----------------------------------------------------------------------------------

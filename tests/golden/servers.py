@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from langchain_specfuse import ServerMember, SpecFuseChatModel
+from langchain_specfuse import Method, ServerMember, SpecFuseChatModel
 from tests.members import tiny
 from tests.members.fake_chat_server import FakeChatServer
 from tests.members.fake_server import INST_END, FakeServer
@@ -123,7 +123,7 @@ def chats(kind: str, name: str, path: str) -> dict[str, Any]:
     server = FakeChatServer(kind, Speaker(script=BLUE))
     first = f"{server.url}{path}#{name}"
     all_members = [first, *members(bob=WIDE)]
-    llm = SpecFuseChatModel(members=all_members, segment_tokens=4, lead=None)
+    llm = SpecFuseChatModel(members=all_members, method=Method(segment_tokens=4), lead=None)
     try:
         record = asked(llm, "Why is the sky blue?")
         sampled = asked(llm, "Why is the sky blue?", temperature=0.7, seed=3)

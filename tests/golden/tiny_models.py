@@ -10,6 +10,7 @@ from langchain_core.messages import AIMessage, HumanMessage
 
 from langchain_specfuse import SpecFuseChatModel, TransformersMember, checks
 from tests.members import tiny
+from tests.methods import in_method
 
 from .record import asked, identity
 
@@ -34,7 +35,7 @@ def member(arch: str, seed: int = 1, **options: Any) -> TransformersMember:
 @contextmanager
 def chat_model(*members: TransformersMember, **options: Any) -> Iterator[SpecFuseChatModel]:
     defaults = {"members": list(members), "segment_tokens": 5, "max_tokens": 20, "lead": None}
-    llm = SpecFuseChatModel(**defaults | options)
+    llm = SpecFuseChatModel(**in_method(**(defaults | options)))
     try:
         yield llm
     finally:

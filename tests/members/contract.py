@@ -133,10 +133,9 @@ class MemberContract:
         self, make_member: Callable[[], Member], temperature: float
     ) -> None:
         settings = Settings(
-            segment_tokens=4,
             max_tokens=24,
             temperature=temperature,
-            method=Method(margin=math.inf),
+            method=Method(margin=math.inf, segment_tokens=4),
         )
         query, other = draft_job().query, ScriptedMember("Something else.", name="other")
         by_itself = list(Ensemble([make_member()]).rounds(query, settings))

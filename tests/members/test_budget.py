@@ -17,6 +17,7 @@ from langchain_specfuse import (
     SpecFuseChatModel,
     UsageError,
 )
+from tests.methods import in_method
 
 from .remote import until
 from .test_chat_model import STORY, Talker, talker
@@ -31,7 +32,9 @@ def asked(*models: Talker) -> int:
 
 def answered(members: list[Any], **options: Any) -> tuple[str, dict[str, Any], str]:
     """Return (text, summary, finish reason)."""
-    answer = SpecFuseChatModel(members=members, segment_tokens=4, **options).invoke(QUESTION)
+    answer = SpecFuseChatModel(**in_method(members=members, segment_tokens=4, **options)).invoke(
+        QUESTION
+    )
     metadata = answer.response_metadata
     return answer.text, metadata["specfuse"], metadata["finish_reason"]
 
@@ -69,7 +72,7 @@ def test_streams_are_closed_once_what_was_sent_has_cost_enough(
     lead: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     members = [dear("a"), dear("b", script=RED)]
-    llm = SpecFuseChatModel(members=members, segment_tokens=4, lead=lead, max_cost=6)
+    llm = SpecFuseChatModel(members=members, method=Method(segment_tokens=4), lead=lead, max_cost=6)
     with caplog.at_level("WARNING"):
         answer = llm.invoke(QUESTION)
     assert STORY.startswith(answer.text) and 2 <= len(answer.text.split()) <= 8
@@ -174,7 +177,9 @@ def test_whole_answers_keep_to_the_bound_and_each_sample_is_a_request(
 def test_a_bound_on_costs_needs_the_price_of_every_chat_model(verifier: Any) -> None:
     with pytest.raises(UsageError, match=r"max_cost.*price of") as error:
         SpecFuseChatModel(
-            members=[ScriptedMember("a", name="x")], verifiers=[verifier], max_cost=0.01
+            members=[ScriptedMember("a", name="x")],
+            method=Method(verifiers=[verifier]),
+            max_cost=0.01,
         )
     assert "price=(dollars per million input tokens" in error.value.notes[0]
 

@@ -46,6 +46,7 @@ from langchain_specfuse.core.values import (
 )
 from langchain_specfuse.engine import Ensemble
 from langchain_specfuse.members.chat_model.words import words_of
+from tests.methods import in_method
 
 from . import tiny
 from .contract import MemberContract, draft_job, drafted, score_job, scored
@@ -146,7 +147,9 @@ class TestContractInstructed(MemberContract):
 def rounds(members: list[Any], **settings: Any) -> list[Any]:
     query = Query("q", (Turn("user", "Why is the sky blue?"),))
     return list(
-        Ensemble(members).rounds(query, Settings(segment_tokens=4, max_tokens=64, **settings))
+        Ensemble(members).rounds(
+            query, Settings(**in_method(segment_tokens=4, max_tokens=64, **settings))
+        )
     )
 
 
@@ -321,7 +324,7 @@ def test_max_tokens_bounds_text_without_spaces(kind: str) -> None:
     """In a whole answer, also if a chat model does not keep to it."""
     model = verbatim(script=LONG[kind])
     how = {"segment": "answer", "result": "text"}
-    answer = SpecFuseChatModel(members=[model], max_tokens=20, **how).invoke("Why?")
+    answer = SpecFuseChatModel(members=[model], max_tokens=20, **in_method(**how)).invoke("Why?")
     assert answer.response_metadata["finish_reason"] == "length"
     assert LONG[kind].startswith(answer.text) and 10 <= len(answer.text) <= 20 * 16
     used = answer.response_metadata["specfuse"]["usage"]["Verbatim"]
@@ -349,7 +352,9 @@ def test_max_cost_counts_text_without_spaces() -> None:
         ChatModelMember(model, name=name, price=(0, 1e6))
         for model, name in zip(models, "ab", strict=True)
     ]
-    llm = SpecFuseChatModel(members=members, lead=None, segment_tokens=8, max_cost=15)
+    llm = SpecFuseChatModel(
+        members=members, lead=None, method=Method(segment_tokens=8), max_cost=15
+    )
     usage = llm.invoke("Why?", max_tokens=40).response_metadata["specfuse"]["usage"]
     assert all(total["cost"] >= 8 for total in usage.values())
     asked = [messages[-1].text for model in models for messages, _ in model.asked]
@@ -458,7 +463,7 @@ def test_a_model_without_a_format_is_asked_for_an_object_in_a_sentence(
     written: str, segment: str
 ) -> None:
     model = verbatim(script=written)
-    llm = SpecFuseChatModel(members=[model], segment=segment)
+    llm = SpecFuseChatModel(members=[model], method=Method(segment=segment))
     found = llm.with_structured_output(SAID, include_raw=True).invoke("Is it?")
     assert found["parsed"] == {"ok": True} and found["raw"].text == written
     ((messages, _),) = model.asked
@@ -469,7 +474,9 @@ def test_a_model_without_a_format_is_asked_for_an_object_in_a_sentence(
 @pytest.mark.parametrize("segment", ["draft", "answer"])
 def test_a_model_that_writes_prose_in_place_of_an_object_is_asked_once_more(segment: str) -> None:
     model = talker(way="no")
-    llm = SpecFuseChatModel(members=[model], segment=segment).with_structured_output(SAID)
+    llm = SpecFuseChatModel(members=[model], method=Method(segment=segment)).with_structured_output(
+        SAID
+    )
     with pytest.raises(EnsembleError, match="is not what was asked for: it is not JSON"):
         llm.invoke("Is it?")
     (first, _), (second, _) = model.asked
@@ -484,7 +491,7 @@ def test_it_writes_whole_answers() -> None:
         talker(script="6 * 7 = 42 #### 42", way="restart"),
         talker(script="It is 42.", way="restart"),
     ]
-    llm = SpecFuseChatModel(members=models, segment="answer", result="number")
+    llm = SpecFuseChatModel(members=models, method=Method(segment="answer", result="number"))
     assert llm.invoke("6 * 7?").text == "6 * 7 = 42 #### 42"
 
 
@@ -611,7 +618,7 @@ def test_images_go_to_all_that_write_and_vote() -> None:
         for word in ("red", "blue")
     ]
     blind = ScriptedMember("It is blue in the picture.", name="blind")
-    llm = SpecFuseChatModel(members=models, verifiers=[blind], lead=None)
+    llm = SpecFuseChatModel(members=models, method=Method(verifiers=[blind]), lead=None)
     message = llm.invoke([HumanMessage("Look."), QUESTION])
     assert message.text == "It is red in the picture." and blind.score_calls == 0
     for model in models:
@@ -894,7 +901,7 @@ def test_a_reply_that_the_provider_breaks_off_is_a_refusal(reason: dict[str, str
 def test_a_member_that_refused_is_asked_once_for_an_answer() -> None:
     model = refuser(*SAID_NO["OpenAI's field"])
     llm = SpecFuseChatModel(
-        members=[model, ScriptedMember(STORY, name="b")], lead=None, segment_tokens=3
+        members=[model, ScriptedMember(STORY, name="b")], lead=None, method=Method(segment_tokens=3)
     )
     for asked in (1, 2):
         message = llm.invoke("Why?")
@@ -935,7 +942,7 @@ def test_the_error_of_a_provider_that_refuses_is_that_of_the_answer_unless_other
     if segment == "answer":
         options["result"] = "text"
     members = [refuses[0], ScriptedMember(STORY, name="b")]
-    llm = SpecFuseChatModel(members=members, **options)
+    llm = SpecFuseChatModel(members=members, **in_method(**options))
     if refusals == "outvoted":
         message = llm.invoke("Why?")
         assert message.text == STORY and len(refuses[0].asked) == 1
@@ -944,7 +951,7 @@ def test_the_error_of_a_provider_that_refuses_is_that_of_the_answer_unless_other
         with pytest.raises(ModelRefusalError, match=NO):
             llm.invoke("Why?")
     with pytest.raises(EnsembleError, match=NO) as raised:
-        SpecFuseChatModel(members=refuses, **options).invoke("Why?")
+        SpecFuseChatModel(members=refuses, **in_method(**options)).invoke("Why?")
     assert isinstance(raised.value, ModelRefusalError) and not raised.value.is_retryable
 
 
@@ -960,7 +967,7 @@ def test_if_all_models_refuse_an_object_langchains_error_is_raised(how: str) -> 
     schema["required"] = ["ok"]
     models = [refuser(*SAID_NO[how]), refuser(*SAID_NO["a block"])]
     for segment in ("draft", "answer"):
-        llm = SpecFuseChatModel(members=models, segment=segment)
+        llm = SpecFuseChatModel(members=models, method=Method(segment=segment))
         with pytest.raises(ModelError, match=NO) as raised:
             llm.with_structured_output(schema).invoke("Is it?")
         assert type(raised.value).__name__ == "ModelRefusalError"
@@ -1189,7 +1196,7 @@ def test_members_without_log_probabilities_agree_by_ballot() -> None:
         "The sky is red today, they say.",
     )
     members = [Chooser(script=script, asked=[], said=[], closed=[]) for script in scripts]
-    llm = SpecFuseChatModel(members=members, lead=None, segment_tokens=4)
+    llm = SpecFuseChatModel(members=members, lead=None, method=Method(segment_tokens=4))
     assert llm.invoke("What colour is the sky?").text == scripts[1]
 
 
@@ -1351,7 +1358,9 @@ def test_max_cost_sees_usage_that_arrives_in_increments() -> None:
         for word in ("red", "grey")
     ]
     members = [ChatModelMember(model, name=model.script[11:15], price=(0, 1e6)) for model in models]
-    llm = SpecFuseChatModel(members=members, lead=None, segment_tokens=4, max_cost=50)
+    llm = SpecFuseChatModel(
+        members=members, lead=None, method=Method(segment_tokens=4), max_cost=50
+    )
     usage = llm.invoke("Why is the sky blue?").response_metadata["specfuse"]["usage"]
     ballots = [
         sum("Reply with its letter" in messages[-1].text for messages, _ in model.asked)
@@ -1391,7 +1400,9 @@ def test_what_each_member_cost_is_summed_by_member() -> None:
         assert usage == {"a": {"requests": 1, **known}}
     chooser = Chooser(asked=[], said=[], closed=[])
     llm = SpecFuseChatModel(
-        members=[chooser, ScriptedMember("The sky is red.", name="b")], lead=None, segment_tokens=3
+        members=[chooser, ScriptedMember("The sky is red.", name="b")],
+        lead=None,
+        method=Method(segment_tokens=3),
     )
     metadata = llm.invoke("Why is the sky blue?").response_metadata["specfuse"]
     used = metadata["usage"]["Chooser"]["requests"]

@@ -15,7 +15,13 @@ from typing import Any
 import pytest
 from langchain_openai import ChatOpenAI
 
-from langchain_specfuse import ChatModelMember, LlamaCppMember, ServerMember, SpecFuseChatModel
+from langchain_specfuse import (
+    ChatModelMember,
+    LlamaCppMember,
+    Method,
+    ServerMember,
+    SpecFuseChatModel,
+)
 from langchain_specfuse.core.values import Candidate, Segment
 from langchain_specfuse.demo import SMOLLM2, file_of
 from tests import late
@@ -119,7 +125,7 @@ def test_it_writes_with_a_model_in_this_process_and_its_cost_is_reported(
     llm = SpecFuseChatModel(
         members=[hosted(logprobs=True), local],
         lead=lead,
-        segment_tokens=6,
+        method=Method(segment_tokens=6),
         max_tokens=40,
         trace="off",
     )
@@ -140,7 +146,11 @@ def test_a_model_in_this_process_continues_where_the_engine_of_the_lead_is_gone(
     lead = hosted() if kind == "chat" else ServerMember(engine.url, engines.MODEL, name="hosted")
     spare = LlamaCppMember(file_of(SMOLLM2), name="spare")
     llm = SpecFuseChatModel(
-        members=[lead, spare], lead="hosted", segment_tokens=4, max_tokens=48, member_timeout=3.0
+        members=[lead, spare],
+        lead="hosted",
+        method=Method(segment_tokens=4),
+        max_tokens=48,
+        member_timeout=3.0,
     )
     stream, hangs = llm.stream("Describe a lighthouse in three sentences."), threading.Event()
     with late.only_where(lambda name: name == "hosted" and hangs.is_set()):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from langchain_ollama import ChatOllama
 
-from langchain_specfuse import EnsembleError, ScriptedMember, SpecFuseChatModel
+from langchain_specfuse import EnsembleError, Method, ScriptedMember, SpecFuseChatModel
 
 from .fake_chat_server import FakeChatServer
 from .test_chat_model import STORY, talker
@@ -50,7 +50,9 @@ def test_a_model_by_name_answers_greedily_by_default(
 
 def test_votes_and_continuations_are_greedy_too(server: FakeChatServer) -> None:
     other = ScriptedMember(STORY.replace("blue", "red"), name="other")
-    llm = SpecFuseChatModel(members=[llama(server), other], lead=None, segment_tokens=4)
+    llm = SpecFuseChatModel(
+        members=[llama(server), other], lead=None, method=Method(segment_tokens=4)
+    )
     llm.invoke("Why is the sky blue?")
     texts = [body["messages"][-1]["content"] for body in server.asked]
     assert any("Reply with its letter" in text for text in texts)
@@ -72,7 +74,10 @@ def test_samples_of_an_answer_differ_by_their_seeds(
 ) -> None:
     member = f"{server.url}#llama3.2" if by_address else llama(server)
     llm = SpecFuseChatModel(
-        members=[member], segment="answer", samples=3, result="text", temperature=0.7, seed=3
+        members=[member],
+        method=Method(segment="answer", samples=3, result="text"),
+        temperature=0.7,
+        seed=3,
     )
     llm.invoke("Why is the sky blue?")
     # Two equal results of three decide.
@@ -109,7 +114,9 @@ def test_an_object_in_a_format_is_still_checked(server: FakeChatServer) -> None:
 def failing_with(server: FakeChatServer) -> SpecFuseChatModel:
     """A member that fails after a few words of an object, with an Ollama model in reserve."""
     failing = ScriptedMember(json.dumps(ANN), name="lead", fails_in=2)
-    return SpecFuseChatModel(members=[failing, llama(server)], lead="lead", segment_tokens=2)
+    return SpecFuseChatModel(
+        members=[failing, llama(server)], lead="lead", method=Method(segment_tokens=2)
+    )
 
 
 def test_an_object_that_was_not_shown_is_begun_anew_in_its_format(server: FakeChatServer) -> None:

@@ -16,7 +16,7 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 
-from langchain_specfuse import EnsembleError, ScriptedMember, SpecFuseChatModel
+from langchain_specfuse import EnsembleError, Method, ScriptedMember, SpecFuseChatModel
 from langchain_specfuse.members.chat_model.continuing import Opening, Restarted
 from langchain_specfuse.members.chat_model.words import words_of
 
@@ -347,7 +347,7 @@ def taken_over(model: Writer, count: int) -> tuple[str, bool]:
     begun = re.match(rf"(\s*\S+){{{count}}}", LEAD)
     assert begun is not None
     lead = ScriptedMember(LEAD, name="lead", fails_in=2)
-    llm = SpecFuseChatModel(members=[lead, model], lead="lead", segment_tokens=count)
+    llm = SpecFuseChatModel(members=[lead, model], lead="lead", method=Method(segment_tokens=count))
     texts: list[str] = []
     try:
         for chunk in llm.stream("How do I make tea?"):
@@ -414,7 +414,7 @@ def test_repeated_words_are_shown_once(begun: str, reply: str) -> None:
     lead = ScriptedMember(f"{begun} rest of it", name="lead", fails_in=2)
     model = Writer(answer=reply, asked=[])
     count = len(begun.split())
-    llm = SpecFuseChatModel(members=[lead, model], lead="lead", segment_tokens=count)
+    llm = SpecFuseChatModel(members=[lead, model], lead="lead", method=Method(segment_tokens=count))
     shown = llm.invoke("How is it?").text
     rest = reply.split()[reply.lower().split().index(begun.lower().split()[-1]) + 1 :]
     assert shown == " ".join([begun, *rest])

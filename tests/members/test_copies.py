@@ -13,6 +13,7 @@ from langchain_core.language_models import FakeListChatModel
 
 from langchain_specfuse import (
     ChatModelMember,
+    Method,
     ScriptedMember,
     ServerMember,
     SpecFuseChatModel,
@@ -47,7 +48,11 @@ def copied(request: Any) -> Iterator[Callable[[Any], Any]]:
 
 
 def says(member: Any) -> str:
-    return SpecFuseChatModel(members=[member], max_tokens=12, segment_tokens=4).invoke("Why?").text
+    return (
+        SpecFuseChatModel(members=[member], max_tokens=12, method=Method(segment_tokens=4))
+        .invoke("Why?")
+        .text
+    )
 
 
 @pytest.fixture
@@ -81,7 +86,7 @@ def test_a_used_member_on_a_chat_server_can_be_copied(copied: Any) -> None:
 
 def test_a_used_chat_model_member_can_be_copied(copied: Any) -> None:
     member = ChatModelMember(FakeListChatModel(responses=["The sky is blue."] * 9), name="fake")
-    stream = SpecFuseChatModel(members=[member], segment_tokens=1).stream("Why?")
+    stream = SpecFuseChatModel(members=[member], method=Method(segment_tokens=1)).stream("Why?")
     first = next(stream)
     twin = copied(member)
     assert says(twin) == "The sky is blue."
@@ -111,7 +116,9 @@ def test_a_used_scripted_member_is_fresh_when_copied(copied: Any) -> None:
 
 def test_a_used_chat_model_can_be_copied(served: ServerMember, copied: Any) -> None:
     llm = SpecFuseChatModel(
-        members=[served, ScriptedMember(STORY, name="a")], max_tokens=8, segment_tokens=4
+        members=[served, ScriptedMember(STORY, name="a")],
+        max_tokens=8,
+        method=Method(segment_tokens=4),
     )
     answer = llm.invoke("Why?").text
     assert copied(llm).invoke("Why?").text == answer

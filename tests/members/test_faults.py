@@ -140,7 +140,7 @@ def asked_of(*members: TransformersMember) -> tuple[str, dict[str, str], str]:
         on_exit=lambda event: departed.update({event.member: event.reason})
     )
     llm = SpecFuseChatModel(
-        members=list(members), segment_tokens=3, max_tokens=12, method=Method(exit="never")
+        members=list(members), max_tokens=12, method=Method(exit="never", segment_tokens=3)
     )
     try:
         for chunk in llm.stream(QUESTIONS[0], {"callbacks": [handler]}):
@@ -208,7 +208,7 @@ from langchain_specfuse import SpecFuseChatModel
 from tests.members.test_faults import LOST, Broken, fresh
 one, lost = fresh("mistral", 5), fresh("llama", 11)
 Broken(lost, LOST, 9, 10**9)
-llm = SpecFuseChatModel(members=[one, lost], segment_tokens=3, max_tokens=12)
+llm = SpecFuseChatModel(members=[one, lost], method={"segment_tokens": 3}, max_tokens=12)
 print(next(llm.stream("Why is the sky blue?")).text)
 """
 

@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from langchain_specfuse import CheckError, ScriptedMember, SpecFuseChatModel, checks
 from langchain_specfuse.checks import CheckContext
 from langchain_specfuse.core.checks import Check
+from tests.methods import in_method
 
 from .continued import ASKED
 from .fake_provider import Call, FakeProvider, Kind, Reply, Text
@@ -51,7 +52,7 @@ def no_paris(_: str, context: CheckContext) -> str | None:
 
 def led(*members: Any, **options: Any) -> SpecFuseChatModel:
     return SpecFuseChatModel(
-        members=list(members), **{"checks": [checks.forbids("guarantee")], **options}
+        members=list(members), **in_method(**{"checks": [checks.forbids("guarantee")], **options})
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from langchain_core.outputs import ChatGenerationChunk
 
-from langchain_specfuse import ChatModelMember, ScriptedMember, SpecFuseChatModel
+from langchain_specfuse import ChatModelMember, Method, ScriptedMember, SpecFuseChatModel
 from langchain_specfuse.engine import limits
 from langchain_specfuse.members.chat_model import member
 from tests import late
@@ -41,7 +41,10 @@ def with_reserves(*members: Any, whole: str) -> SpecFuseChatModel:
     """The members, and a reserve that has the same text."""
     last = ScriptedMember(whole, name="last")
     return SpecFuseChatModel(
-        members=[*members, last], lead=members[0].name, max_tokens=WORDS, segment_tokens=2
+        members=[*members, last],
+        lead=members[0].name,
+        max_tokens=WORDS,
+        method=Method(segment_tokens=2),
     )
 
 

@@ -20,6 +20,7 @@ pytest.importorskip("ray", reason="no Ray: pip install 'langchain-specfuse[ray]'
 
 from langchain_specfuse import (
     ChatModelMember,
+    Method,
     RayMember,
     ScriptedMember,
     SpecFuseChatModel,
@@ -110,7 +111,7 @@ def test_killing_a_process_in_the_middle_of_20_answers_loses_none_of_them(
     ray_member: Callable[..., RayMember],
 ) -> None:
     there = [ray_member(clusters.Slow(f"{STORY} {name}", name=name)) for name in ("ann", "bob")]
-    llm = SpecFuseChatModel(members=there, segment_tokens=4)
+    llm = SpecFuseChatModel(members=there, method=Method(segment_tokens=4))
     llm.invoke("warm up")
     with ThreadPoolExecutor(1) as asking:
         answers = asking.submit(llm.batch, [f"question {k}" for k in range(20)])

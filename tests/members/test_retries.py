@@ -16,9 +16,10 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.rate_limiters import InMemoryRateLimiter
 from langchain_openai import ChatOpenAI
 
-from langchain_specfuse import EnsembleError, ScriptedMember, SpecFuseChatModel
+from langchain_specfuse import EnsembleError, Method, ScriptedMember, SpecFuseChatModel
 from langchain_specfuse.members.chat_model import retries, settings
 from tests import late
+from tests.methods import in_method
 
 from .failing_server import FailingServer
 from .fake_provider import FakeProvider, Kind, Reply, Text
@@ -52,7 +53,7 @@ class Pair:
             chat_model(kind, server.url, **({} if kind == "mistral" else OURS))
             for server in servers[kind]
         ]
-        self.llm = SpecFuseChatModel(members=self.models, **options)
+        self.llm = SpecFuseChatModel(members=self.models, **in_method(**options))
 
     async def ask(self, way: str) -> Any:
         return await answered(self.llm, "Why?", way)
@@ -165,7 +166,7 @@ async def test_the_refusal_of_a_provider_is_the_error_of_the_answer(
     with pytest.raises(ModelRefusalError):
         pair.llm.with_structured_output(Weather).invoke("Why?")
     assert pair.asked == (3, 0)
-    found = await answered(pair.llm.bind(refusals="ignore"), "Why?", "invoke")
+    found = await answered(pair.llm.bind(method=Method(refusals="ignore")), "Why?", "invoke")
     assert found.text == "From the reserve." and pair.asked == (4, 1)
 
 

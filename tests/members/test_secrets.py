@@ -16,6 +16,7 @@ from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 
 from langchain_specfuse import (
     MemberError,
+    Method,
     ServerMember,
     SpecFuseChatModel,
     SpecFuseError,
@@ -82,7 +83,7 @@ def test_a_key_appears_only_in_the_header(
     served.probe()
     server.fault = lambda path, before: FAULTS[fault]
     collected = RunCollectorCallbackHandler()
-    llm = SpecFuseChatModel(members=[served, here], segment_tokens=4, max_tokens=12)
+    llm = SpecFuseChatModel(members=[served, here], method=Method(segment_tokens=4), max_tokens=12)
     answer = llm.invoke(QUESTION, {"callbacks": [collected]})
     # their workers may still be busy, and only one thread may use a member
     for used in (served, here):

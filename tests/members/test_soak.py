@@ -217,8 +217,7 @@ def test_answers_under_deaths_time_outs_and_cancellations(
                 members=voters,
                 lead=None,
                 max_tokens=12,
-                segment_tokens=4,
-                method=Method(exit="never"),
+                method=Method(exit="never", segment_tokens=4),
                 member_timeout=1.0,
             )
         )

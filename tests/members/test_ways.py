@@ -20,7 +20,13 @@ from langchain_core.tools import tool
 from langchain_deepseek import ChatDeepSeek
 from langchain_openai import ChatOpenAI
 
-from langchain_specfuse import ChatModelMember, EnsembleError, ScriptedMember, SpecFuseChatModel
+from langchain_specfuse import (
+    ChatModelMember,
+    EnsembleError,
+    Method,
+    ScriptedMember,
+    SpecFuseChatModel,
+)
 from langchain_specfuse.core.values import Failure, Segment
 
 from .continued import ASKED
@@ -198,7 +204,7 @@ def test_deepseeks_models_get_the_field_prefix_at_the_beta_address(server_of: An
             model="deepseek-chat", api_key="key", api_base=f"{server.url}/{path}", max_retries=0
         )
         lead = ScriptedMember(STORY, name="lead", fails_in=2)
-        llm = SpecFuseChatModel(members=[lead, model], lead="lead", segment_tokens=5)
+        llm = SpecFuseChatModel(members=[lead, model], lead="lead", method=Method(segment_tokens=5))
         assert llm.bind_tools([look]).invoke(messages).text == STORY
         body = server.asked[-1]
         assert server.paths[-1] == f"/{path}/chat/completions"
@@ -270,7 +276,9 @@ def test_requests_whose_replies_start_over_are_counted(server_of: Any) -> None:
     assert draft.effort.requests == 2 and draft.effort.estimated_requests == 1
     assert draft.effort.output_tokens >= 9 + 2
     lead = ScriptedMember(STORY, name="lead", fails_in=2)
-    llm = SpecFuseChatModel(members=[lead, member], lead="lead", segment_tokens=5, max_calls=1)
+    llm = SpecFuseChatModel(
+        members=[lead, member], lead="lead", method=Method(segment_tokens=5), max_calls=1
+    )
     with pytest.raises(EnsembleError, match="budget") as raised:
         llm.invoke("Why?")
     assert raised.value.text == BEGUN

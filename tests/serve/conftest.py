@@ -21,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from langchain_specfuse import ScriptedMember, SpecFuseChatModel
 from langchain_specfuse.serve import app_of
 from langchain_specfuse.serve.server import listening, server_of
+from tests.methods import in_method
 
 QUESTION = [{"role": "user", "content": "Why is the sky blue?"}]
 PATH = "/v1/chat/completions"
@@ -34,7 +35,7 @@ def ensemble(*answers: Any, **options: Any) -> SpecFuseChatModel:
         member if hasattr(member, "draft") else ScriptedMember(member, name=name)
         for member, name in named
     ]
-    return SpecFuseChatModel(**{"members": members, "segment_tokens": 4, **options})
+    return SpecFuseChatModel(**in_method(**{"members": members, "segment_tokens": 4, **options}))
 
 
 class Thinking(FakeListChatModel):

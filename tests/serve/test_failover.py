@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from langchain_openai import ChatOpenAI
 
-from langchain_specfuse import ChatModelMember, ScriptedMember, SpecFuseChatModel
+from langchain_specfuse import ChatModelMember, Method, ScriptedMember, SpecFuseChatModel
 from tests import late
 
 from .conftest import until
@@ -42,7 +42,7 @@ def script(query):
         print("asked", flush=True)
     return " ".join(f"{name}ö{number}" for number in range(begun, WORDS))
 
-llm = SpecFuseChatModel(members=[Slow(script, name=name)], segment_tokens=1)
+llm = SpecFuseChatModel(members=[Slow(script, name=name)], method={"segment_tokens": 1})
 with listening("127.0.0.1", 0) as listener:
     print(listener.getsockname()[1], flush=True)
     server_of(app_of(llm), grace_s=1).run([listener])
@@ -99,7 +99,9 @@ def writers(text: str) -> list[str]:
 def test_another_endpoint_continues_where_one_is_killed_or_hangs(endpoint, how, kind):
     first, second = endpoint("a", 0.1), endpoint("b", 0.0)
     llm = SpecFuseChatModel(
-        members=[first.member(), second.member()], segment_tokens=2, member_timeout=1.0
+        members=[first.member(), second.member()],
+        method=Method(segment_tokens=2),
+        member_timeout=1.0,
     )
     text, struck, exits = "", False, []
     with late.only_where(lambda name: name == "a" and struck and how == "SIGSTOP"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from langchain_specfuse import ScriptedMember, Trace
+from langchain_specfuse import Method, ScriptedMember, Trace
 from langchain_specfuse.core.options import Settings
 from langchain_specfuse.core.values import Query, Turn
 from langchain_specfuse.engine.ensemble import Ensemble
@@ -41,7 +41,7 @@ def scripted() -> Trace:
     """Three members; one has another subject and leaves."""
     members = [ScriptedMember(script, name=name) for name, script in SCRIPTS.items()]
     rounds = Ensemble(members).rounds(
-        Query("q", (Turn("user", QUESTION),)), Settings(segment_tokens=4)
+        Query("q", (Turn("user", QUESTION),)), Settings(method=Method(segment_tokens=4))
     )
     return Trace(rounds, question=QUESTION, members=list(SCRIPTS))
 

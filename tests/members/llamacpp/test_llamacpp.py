@@ -10,7 +10,7 @@ import gguf
 import numpy as np
 import pytest
 
-from langchain_specfuse import MemberError, SpecFuseChatModel, UsageError
+from langchain_specfuse import MemberError, Method, SpecFuseChatModel, UsageError
 from langchain_specfuse.chat.references import names_of
 from langchain_specfuse.constraints import referee_for
 from langchain_specfuse.core.options import Settings
@@ -43,7 +43,9 @@ def small(tiny_llama):
 @pytest.mark.parametrize("kind", ["schema", "regex", "choice", "calls"])
 def test_every_constrained_answer_is_legal(kind, small):
     query = tiny.query("Describe Paris.", constraint=BOUND[kind])
-    text = tiny.text_of(tiny.answered([small], query, Settings(max_tokens=60, segment_tokens=6)))
+    text = tiny.text_of(
+        tiny.answered([small], query, Settings(max_tokens=60, method=Method(segment_tokens=6)))
+    )
     assert text and referee_for(query.constraint).legal("", text) == len(text)
 
 

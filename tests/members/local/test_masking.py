@@ -20,6 +20,7 @@ from langchain_specfuse.core.values import (
     Segment,
 )
 from langchain_specfuse.members.local.logits import end_logprobs, logprobs_of, sample
+from tests.methods import in_method
 
 from .. import tiny
 from ..tiny import NEAR
@@ -135,7 +136,7 @@ def retraced(member, job, draft):
 def test_every_draft_is_what_a_brute_force_loop_writes(arch, kind):
     member, query, jobs = tiny.member(arch, 1), tiny.query(constraint=BOUND[kind]), []
     warm = {"temperature": 0.8, "top_p": 0.95, "seed": 5} if kind in ("schema", "regex") else {}
-    settings = Settings(max_tokens=40, segment_tokens=5, **warm)
+    settings = Settings(**in_method(max_tokens=40, segment_tokens=5, **warm))
     rounds = tiny.answered(
         [member], query, settings, after=lambda a, r: jobs.append((*a.jobs.values(), *r.values()))
     )

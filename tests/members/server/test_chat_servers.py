@@ -9,7 +9,13 @@ from typing import Any
 
 import pytest
 
-from langchain_specfuse import EnsembleError, ScriptedMember, ServerMember, SpecFuseChatModel
+from langchain_specfuse import (
+    EnsembleError,
+    Method,
+    ScriptedMember,
+    ServerMember,
+    SpecFuseChatModel,
+)
 from langchain_specfuse.core.member import Probe
 from langchain_specfuse.core.values import Segment
 from langchain_specfuse.errors import MemberError, UsageError
@@ -68,7 +74,9 @@ def test_it_is_named_by_its_address_and_model(
     serve: Serve, kind: str, path: str, chat: str
 ) -> None:
     server = serve(kind)
-    llm = SpecFuseChatModel(members=[f"{server.url}{path}#{KINDS[kind]}"], segment_tokens=4)
+    llm = SpecFuseChatModel(
+        members=[f"{server.url}{path}#{KINDS[kind]}"], method=Method(segment_tokens=4)
+    )
     answer = llm.invoke("Why is the sky blue?")
     usage = {"requests": 1, "input_tokens": 26, "output_tokens": len(STORY.split())}
     assert answer.text == STORY and answer.response_metadata["specfuse"]["usage"] == {
@@ -112,7 +120,9 @@ def test_a_stream_that_is_given_up_is_cut_and_the_text_of_others_is_continued(
 def test_ollama_shows_whether_a_lead_is_sure(serve: Serve) -> None:
     other = ScriptedMember(STORY.replace("blue", "red"), name="other")
     llm = SpecFuseChatModel(
-        members=[f"{serve('ollama').url}#llama3.2", other], lead="llama3.2", segment_tokens=4
+        members=[f"{serve('ollama').url}#llama3.2", other],
+        lead="llama3.2",
+        method=Method(segment_tokens=4),
     )
     assert llm.invoke("Why?").text == STORY and other.draft_calls == 0
     llm.unload()

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from langchain_specfuse import ServerMember, SpecFuseChatModel
+from langchain_specfuse import Method, ServerMember, SpecFuseChatModel
 from langchain_specfuse.chat.references import checked_member, names_of
 from langchain_specfuse.core.options import Settings
 from langchain_specfuse.core.values import Candidate, DraftJob, Sampling, ScoreJob, Segment
@@ -140,7 +140,7 @@ def test_same_answer_on_a_server_and_in_this_process(
     _, served = serve(engine, "llama", seed, lends, made_with=made_with, name="m")
     here = tiny.member("llama", seed, made_with=made_with, name="m")
     for size in (3, 10):
-        settings = Settings(segment_tokens=size, max_tokens=30, logprobs=True)
+        settings = Settings(method=Method(segment_tokens=size), max_tokens=30, logprobs=True)
         there, expected = (
             tiny.answered([member], tiny.query(id="q"), settings) for member in (served, here)
         )
@@ -291,7 +291,7 @@ def test_an_answer_under_a_schema_is_complete_whichever_member_writes(serve: Ser
     _, member = serve("vllm", name="served")
     here = tiny.member("llama", 2, name="here")
     llm = SpecFuseChatModel(
-        members=[member, here], segment_tokens=6, max_tokens=40, method={"exit": "never"}
+        members=[member, here], max_tokens=40, method={"exit": "never", "segment_tokens": 6}
     )
     values = {
         "color": {"enum": ["red", "blue"]},

@@ -74,7 +74,7 @@ def llm(served: ServerMember) -> SpecFuseChatModel:
     """Return a chat model with a local member that the server's faults must not disturb."""
     here = tiny.member("llama", 1, name="here")
     return SpecFuseChatModel(
-        members=[served, here], segment_tokens=4, max_tokens=24, method=Method(exit="never")
+        members=[served, here], max_tokens=24, method=Method(exit="never", segment_tokens=4)
     )
 
 
@@ -263,7 +263,7 @@ def test_an_answer_survives_a_restart_of_the_server(
     served: ServerMember, server: FakeServer
 ) -> None:
     """Its caches are lost, but a job contains everything needed, so the answer is the same."""
-    settings = Settings(segment_tokens=4, max_tokens=24)
+    settings = Settings(method=Method(segment_tokens=4), max_tokens=24)
     whole = tiny.text_of(tiny.answered([served], tiny.query(id="q"), settings))
     rounds = 0
 

@@ -150,7 +150,7 @@ def test_a_draft_begins_with_no_excluded_token_and_its_numbers_are_its_scores(
 
 
 def test_same_answer_whatever_the_segment_length(member: ServerMember) -> None:
-    settings = [Settings(segment_tokens=size, max_tokens=24) for size in (4, 12)]
+    settings = [Settings(method=Method(segment_tokens=size), max_tokens=24) for size in (4, 12)]
     texts = {
         tiny.text_of(tiny.answered([member], tiny.query(id="q"), options)) for options in settings
     }
@@ -173,7 +173,7 @@ def test_an_ensemble_survives_the_death_of_an_engine(
         pytest.skip("test_vllm_member_real.py kills a vLLM")
     served = ServerMember(engine.url, engines.MODEL, name="served", tokenizer=engines.folder())
     llm = SpecFuseChatModel(
-        members=[served, here], segment_tokens=6, max_tokens=30, method=Method(exit="never")
+        members=[served, here], max_tokens=30, method=Method(exit="never", segment_tokens=6)
     )
     answer = llm.invoke("Name three colours of the rainbow.")
     assert answer.text and answer.response_metadata["specfuse"]["exits"] == []

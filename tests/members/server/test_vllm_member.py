@@ -37,7 +37,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 QUESTION = "Why is the sky blue?"
 LOADS_S = 2.0
-SHORT: dict[str, Any] = {"segment_tokens": 4, "method": Method(exit="never")}
+SHORT: dict[str, Any] = {"method": Method(exit="never", segment_tokens=4)}
 
 
 @pytest.fixture(scope="module")

@@ -34,7 +34,7 @@ from .test_process import are_gone, is_running, until
 
 pytestmark = [pytest.mark.serving, pytest.mark.slow]
 QUESTION = "Name three colours of the rainbow."
-ALL: dict[str, Any] = {"segment_tokens": 6, "lead": None, "method": Method(exit="never")}
+ALL: dict[str, Any] = {"lead": None, "method": Method(exit="never", segment_tokens=6)}
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from langchain_specfuse import SpecFuseChatModel
+from langchain_specfuse import Method, SpecFuseChatModel
 from langchain_specfuse.core.values import Candidate, DraftJob, Sampling, ScoreJob, Segment
 from langchain_specfuse.members.transformers.member import TransformersMember
 
@@ -66,7 +66,7 @@ def own(arch: str) -> TransformersMember:
 @pytest.mark.parametrize("arch", ["gpt2", pytest.param("qwen3-next", marks=pytest.mark.long)])
 def test_questions_at_once_get_the_answers_that_they_get_alone(arch):
     members = [tiny.member(arch, 1), *tiny.companions(arch)]
-    llm = SpecFuseChatModel(members=members, segment_tokens=4, max_tokens=12)
+    llm = SpecFuseChatModel(members=members, method=Method(segment_tokens=4), max_tokens=12)
     alone = [llm.invoke(question) for question in QUESTIONS[:5]]
     together = llm.batch(QUESTIONS[:5])
     assert [reply.content for reply in together] == [reply.content for reply in alone]

@@ -11,7 +11,7 @@ import torch
 import transformers
 from huggingface_hub import constants
 
-from langchain_specfuse.core.options import Settings
+from langchain_specfuse.core.options import Method, Settings
 from langchain_specfuse.core.values import DraftJob, Sampling
 from langchain_specfuse.errors import MemberError, UsageError
 from langchain_specfuse.members.transformers.member import TransformersMember
@@ -58,7 +58,7 @@ def refused(kind, *args, match, **kwargs):
 
 
 def test_a_folder_gives_the_answers_of_the_model_in_memory(folder):
-    settings, query = Settings(segment_tokens=4, max_tokens=16), tiny.query()
+    settings, query = Settings(method=Method(segment_tokens=4), max_tokens=16), tiny.query()
     expected = tiny.text_of(tiny.answered([tiny.member("llama", 1)], query, settings))
     for name in (folder, str(folder), f"{folder}/"):
         member = TransformersMember(name, dtype="float32")

@@ -85,7 +85,7 @@ def test_same_replies_alone_or_in_a_crowd_with_and_without_constraints(members):
 
 @pytest.mark.long
 def test_text_is_conserved_between_two_tokenizers(members):
-    settings = Settings(segment_tokens=4, max_tokens=24, method=Method(exit="never"))
+    settings = Settings(max_tokens=24, method=Method(exit="never", segment_tokens=4))
     rounds = tiny.answered(list(members.values()), tiny.query(QUESTIONS[2]), settings)
     segments, text = [round.segment for round in rounds], tiny.text_of(rounds)
     for member in members.values():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from langchain_specfuse import ScriptedMember, SpecFuseChatModel
+from langchain_specfuse import Method, ScriptedMember, SpecFuseChatModel
 from langchain_specfuse.core.options import Settings
 from langchain_specfuse.core.values import (
     Candidate,
@@ -16,6 +16,7 @@ from langchain_specfuse.core.values import (
     Turn,
 )
 from langchain_specfuse.members.text.templates import PLAIN_END
+from tests.methods import in_method
 
 from .. import tiny
 from ..tiny import NEAR
@@ -31,7 +32,9 @@ def test_alone_it_writes_what_generate_writes_whatever_the_segments(arch):
         member, query = tiny.member(arch, seed), tiny.query(question)
         expected = tiny.greedy(member, query, 24)
         for size in (1, 3, 10):
-            rounds = tiny.answered([member], query, Settings(segment_tokens=size, max_tokens=24))
+            rounds = tiny.answered(
+                [member], query, Settings(method=Method(segment_tokens=size), max_tokens=24)
+            )
             tokens = tiny.tokens_of(rounds, member.name)
             assert tokens == expected[: len(tokens)]
             # Only bytes of a character that never became complete may be missing, at the end of the
@@ -64,7 +67,9 @@ def test_a_penalty_of_the_generation_config_is_kept():
 def test_an_answer_that_ends_is_complete(text, size):
     query = tiny.query()
     rounds = tiny.answered(
-        [tiny.wishful(query, text)], query, Settings(segment_tokens=size, max_tokens=90)
+        [tiny.wishful(query, text)],
+        query,
+        Settings(method=Method(segment_tokens=size), max_tokens=90),
     )
     assert (tiny.text_of(rounds), rounds[-1].finish) == (text, "stop")
 
@@ -74,7 +79,9 @@ def test_an_answer_that_ends_is_complete(text, size):
 def test_the_end_of_a_plain_template_is_written_in_words_and_never_shown(text, size):
     query = tiny.query()
     member = tiny.wishful(query, text + PLAIN_END + " Question\n\nNext?", template=None)
-    rounds = tiny.answered([member], query, Settings(segment_tokens=size, max_tokens=200))
+    rounds = tiny.answered(
+        [member], query, Settings(method=Method(segment_tokens=size), max_tokens=200)
+    )
     assert (tiny.text_of(rounds), rounds[-1].finish) == (text, "stop")
 
 
@@ -87,7 +94,9 @@ def test_an_end_written_in_words_may_begin_inside_a_token(size):
     (joined,) = words.encode(".\n")
     tokens = [*words.encode("The end"), joined, *words.encode("\n##")]
     member = tiny.wishful(query, tokens=tokens, **made_with)
-    rounds = tiny.answered([member], query, Settings(segment_tokens=size, max_tokens=60))
+    rounds = tiny.answered(
+        [member], query, Settings(method=Method(segment_tokens=size), max_tokens=60)
+    )
     assert (tiny.text_of(rounds), rounds[-1].finish) == ("The end.", "stop")
     (draft,) = rounds[-1].drafts.values()
     assert len(draft.logprobs) == len(draft.tokens) + 1
@@ -178,7 +187,9 @@ def test_a_seed_gives_one_answer_whatever_the_segments(arch):
     member, query = tiny.member(arch, 1), tiny.query("Why?")
     texts = {
         tiny.text_of(
-            tiny.answered([member], query, Settings(segment_tokens=size, max_tokens=20, **WARM))
+            tiny.answered(
+                [member], query, Settings(**in_method(segment_tokens=size, max_tokens=20, **WARM))
+            )
         )
         for size in (1, 3, 10, 32)
     }
