@@ -21,7 +21,7 @@ SLOW_PAGES = {
     "command.md",
     "decisions.md",
     "doctor.md",
-    "look-at-a-run.md",
+    "tracing.md",
 }
 """`make test-rest` runs their commands, which take seconds each."""
 SKIPPED = {"skip", "needs"}
