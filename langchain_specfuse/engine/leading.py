@@ -344,6 +344,7 @@ def in_complete_words(draft: Draft) -> tuple[Draft, Draft] | None:
         tokens=draft.tokens[:count],
         logprobs=draft.logprobs and draft.logprobs[:count],
         ends=draft.ends and draft.ends[:count],
+        following=text[size:],
     )
     rest = Draft(
         text[size:],
