@@ -170,6 +170,9 @@ async def chat_pair(server: Prepared) -> AsyncIterator[Pair]:
             api_key="none",  # type: ignore[arg-type]
             max_tokens=1024,  # type: ignore[call-arg]
             stream_usage=True,
+            # langchain-openai keeps one client for an address for the life of the process; with an
+            # object as its limit, a model has a client of its own, which may be closed
+            timeout=httpx2.Timeout(600.0),  # type: ignore[call-arg]
         )
         for _ in range(2)
     )
