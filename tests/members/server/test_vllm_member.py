@@ -86,8 +86,10 @@ def starts(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     yield read
     unload()
-    gc.collect()  # members that a failed test has left
-    until(lambda: are_gone([pid for start in read() for pid in start["pids"]]))
+    processes = [pid for start in read() for pid in start["pids"]]
+    if not are_gone(processes):
+        gc.collect()  # members that a failed test has left
+    until(lambda: are_gone(processes))
 
 
 def job(id: str = "q") -> DraftJob:
