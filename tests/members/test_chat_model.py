@@ -558,8 +558,8 @@ def test_reasoning_is_not_part_of_the_answer(how: str) -> None:
 
 
 THOUGHTS = [
-    "<think>" + "so it goes " * 1000,
-    [AIMessageChunk("", additional_kwargs={"reasoning": " so"})] * 1000,
+    "<think>" + "so it goes " * 100,
+    [AIMessageChunk("", additional_kwargs={"reasoning": " so"})] * 100,
 ]
 
 
