@@ -357,29 +357,26 @@ def taken_over(model: Writer, count: int) -> tuple[str, bool]:
     return "".join(texts), False
 
 
-COUNTS = [
-    1,
-    2,
-    3,
-    10,
-    40,
-    400,
-    *(pytest.param(count, marks=pytest.mark.long) for count in (5, 100)),
+COUNTS = (1, 2, 3, 5, 10, 40, 100, 400)
+OPENERS = [
+    ("openai", ""),
+    ("openai", "Of course! "),
+    ("openai", "Sure, "),
+    ("anthropic", ""),
+    ("anthropic", "Certainly! Here is the full answer:\n\n"),
+]
+STARTS = [
+    # each opener with each answer and with each count; all combinations in the long tests
+    pytest.param(
+        answer, *opener, count, marks=() if (first + second + third) % 5 == 0 else pytest.mark.long
+    )
+    for first, answer in enumerate(OTHERS)
+    for second, opener in enumerate(OPENERS)
+    for third, count in enumerate(COUNTS)
 ]
 
 
-@pytest.mark.parametrize("count", COUNTS)
-@pytest.mark.parametrize(
-    ("provider", "opener"),
-    [
-        ("openai", ""),
-        ("openai", "Of course! "),
-        ("openai", "Sure, "),
-        ("anthropic", ""),
-        ("anthropic", "Certainly! Here is the full answer:\n\n"),
-    ],
-)
-@pytest.mark.parametrize("answer", OTHERS)
+@pytest.mark.parametrize(("answer", "provider", "opener", "count"), STARTS)
 def test_a_reserve_that_starts_over_shows_no_word_twice(
     answer: str, provider: str, opener: str, count: int
 ) -> None:
