@@ -219,8 +219,7 @@ def itself(model: BaseChatModel) -> BaseChatModel:
 # --- text -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "way"), each_with_two_ways(KINDS))
 async def test_text_is_asked_for_and_answered_as_by_the_model_alone(
     beside: Any, kind: Kind, way: str
 ) -> None:
@@ -229,8 +228,7 @@ async def test_text_is_asked_for_and_answered_as_by_the_model_alone(
     assert found.text == "".join(STORY) and len(both.lead_server.asked) == 1
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "way"), each_with_two_ways(KINDS))
 async def test_messages_go_as_they_are(beside: Any, kind: Kind, way: str) -> None:
     both = beside(kind, Reply([Text("Sunny", " too.")]))
     call = {"name": "chart", "args": {"city": "Paris"}, "id": "call_0001", "type": "tool_call"}
@@ -385,8 +383,7 @@ async def test_log_probabilities_are_the_providers(beside: Any, way: str) -> Non
     await called.compare(itself, "Why?", way, logprobs=True, top_logprobs=2)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "way"), each_with_two_ways(KINDS))
 async def test_reasoning_and_interleaved_blocks_keep_their_places(
     beside: Any, kind: Kind, way: str
 ) -> None:
@@ -500,8 +497,7 @@ async def test_a_limit_reached_is_reported_as_by_the_provider(
     await both.compare(itself, "Why?", way)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "way"), each_with_two_ways(KINDS))
 async def test_max_tokens_are_the_providers_own_tokens(beside: Any, kind: Kind, way: str) -> None:
     """In Chinese, a token of OpenAI's has more than one character."""
     both = beside(kind, Reply([Text("天空是蓝色的，", "因为空气散射蓝光", "多于散射红光。")]))
@@ -624,7 +620,7 @@ CHOICES: dict[str, Callable[[Kind], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(("choice", "way"), each_with_two_ways(CHOICES))
+@pytest.mark.parametrize(("choice", "way"), list(zip(CHOICES, itertools.cycle(WAYS), strict=False)))
 @pytest.mark.parametrize("kind", KINDS)
 async def test_tools_are_bound_and_called_as_with_the_model_alone(
     beside: Any, kind: Kind, choice: str, way: str
@@ -647,8 +643,7 @@ async def test_further_choices_of_openai(beside: Any, choice: Any, way: str) -> 
     )
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "way"), each_with_two_ways(KINDS))
 async def test_text_before_a_call(beside: Any, kind: Kind, way: str) -> None:
     both = beside(kind, Reply([Text("I look", " at it."), CALL]))
     await both.compare(lambda model: model.bind_tools([weather]), "The weather?", way)
@@ -695,8 +690,6 @@ SCHEMAS = {"a class": Weather, "a dict": Weather.model_json_schema()}
         ("a class", True, "stream"),
         ("a dict", True, "ainvoke"),
         ("a dict", False, "astream"),
-        ("a class", False, "astream"),
-        ("a dict", True, "invoke"),
     ],
 )
 @pytest.mark.parametrize(("kind", "method"), METHODS)
@@ -736,8 +729,7 @@ FORMATS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(("format", "way"), each_with_two_ways(FORMATS))
 @pytest.mark.parametrize("parts", [[OBJECT], [CALL]], ids=["object", "call"])
 async def test_a_format_beside_tools_of_openai(
     beside: Any, format: str, parts: Any, way: str
@@ -907,8 +899,7 @@ async def test_a_reserve_is_asked_as_the_lead_was_if_nothing_was_shown(
     ]
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "way"), each_with_two_ways(KINDS))
 async def test_a_reserve_continues_text_with_the_same_tools(
     failing: Any, kind: Kind, way: str
 ) -> None:
@@ -980,7 +971,7 @@ def test_a_graph_streams_the_text_of_two_members_once(failing: Any, kind: Kind) 
     assert "".join(part.text for part in parts) == whole
 
 
-@pytest.mark.parametrize("way", ["invoke", "stream"])
+@pytest.mark.parametrize("way", ["stream", pytest.param("invoke", marks=pytest.mark.long)])
 @pytest.mark.parametrize("other", [*KINDS, "local"])
 @pytest.mark.parametrize("kind", KINDS)
 async def test_what_another_provider_continues_has_the_form_of_the_first(
@@ -1049,8 +1040,7 @@ async def test_the_reasoning_of_a_lead_that_a_check_corrects_stays_its_first(
     assert "Again" not in data and data.count(SIGNATURE) == (1 if kind == "anthropic" else 0)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", ["openai", "responses", "anthropic"])
+@pytest.mark.parametrize(("kind", "way"), each_with_two_ways(["openai", "responses", "anthropic"]))
 async def test_a_call_that_breaks_off_is_begun_anew(failing: Any, kind: Kind, way: str) -> None:
     dies = Reply([CALL], cut=TO_CALL[kind])
     other = Call("weather", ('{"city"', ': "Paris"}'), id="call_0009")
@@ -1062,8 +1052,7 @@ async def test_a_call_that_breaks_off_is_begun_anew(failing: Any, kind: Kind, wa
     assert reserve.asked == lead.asked[:1]
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", ["openai", "responses", "anthropic"])
+@pytest.mark.parametrize(("kind", "way"), each_with_two_ways(["openai", "responses", "anthropic"]))
 async def test_a_call_that_breaks_off_after_text_is_made_once(
     failing: Any, kind: Kind, way: str
 ) -> None:
@@ -1102,8 +1091,7 @@ async def test_an_object_that_was_shown_is_completed(failing: Any, kind: Kind, w
     assert not reserve.asked[-1].keys() & {"response_format", "text", "output_config"}
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "way"), each_with_two_ways(KINDS))
 async def test_a_reserve_that_is_no_chat_model_makes_its_call(
     servers: Any, kind: Kind, way: str
 ) -> None:
@@ -1140,8 +1128,7 @@ async def test_a_reserve_of_another_provider_goes_on_in_the_form_of_the_lead(
         assert found.response_metadata["model_provider"] == "openai"
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "way"), each_with_two_ways(KINDS))
 async def test_a_call_after_text_that_a_check_refused_is_made(
     servers: Any, kind: Kind, way: str
 ) -> None:
