@@ -13,7 +13,7 @@ from langchain_specfuse.chat.labelling import Decider, LabelQuestion
 from langchain_specfuse.engine.ensemble import Ensemble
 from langchain_specfuse.evaluation.decisions import examples_of, fitted_to
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.long]
 
 COLOURS = {"red": "", "blue": "", "green_apple": ""}
 
@@ -25,7 +25,6 @@ def members():
     unload(*small)
 
 
-@pytest.mark.long
 def test_decisions_are_the_same_alone_together_and_in_any_order_of_labels(members):
     decider = Decider(Ensemble(members))
     texts = [f"The {thing} is {colour}." for thing in ("car", "house") for colour in COLOURS]
@@ -38,7 +37,6 @@ def test_decisions_are_the_same_alone_together_and_in_any_order_of_labels(member
         assert dict(alone.probabilities) == pytest.approx(dict(decision.probabilities), abs=0.05)
 
 
-@pytest.mark.long
 def test_a_fit_to_examples_makes_small_models_better_on_new_texts(members, tmp_path):
     def lines(things):
         for thing, colour in itertools.product(things, COLOURS):

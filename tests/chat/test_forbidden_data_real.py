@@ -27,7 +27,9 @@ def members():
     unload(*small)
 
 
-@pytest.mark.parametrize("name", ["SmolLM2-135M", "Gemma-3-270M"])
+@pytest.mark.parametrize(
+    "name", ["SmolLM2-135M", pytest.param("Gemma-3-270M", marks=pytest.mark.long)]
+)
 @pytest.mark.parametrize("noun", DATA)
 @pytest.mark.parametrize("is_literal", [True, False])
 def test_a_forbidden_datum_does_not_become_readable(members, name, noun, is_literal):

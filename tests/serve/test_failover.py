@@ -95,7 +95,10 @@ def writers(text: str) -> list[str]:
     return list(dict.fromkeys(word.split("ö")[0] for word in text.split()))
 
 
-@pytest.mark.parametrize(("how", "kind"), [("SIGKILL", "error"), ("SIGSTOP", "timeout")])
+@pytest.mark.parametrize(
+    ("how", "kind"),
+    [("SIGKILL", "error"), pytest.param("SIGSTOP", "timeout", marks=pytest.mark.long)],
+)
 def test_another_endpoint_continues_where_one_is_killed_or_hangs(endpoint, how, kind):
     first, second = endpoint("a", 0.1), endpoint("b", 0.0)
     llm = SpecFuseChatModel(

@@ -19,7 +19,7 @@ from langchain_specfuse.demo import GEMMA, SMOLLM2
 from .. import engines, tiny
 from ..tiny import NEAR
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.long]
 NAMES = [SMOLLM2.name, GEMMA.name]
 QUESTIONS = [
     "Why is the sky blue?",
@@ -46,7 +46,7 @@ def members():
     return {member.name: member for member in engines.in_transformers()}
 
 
-@pytest.mark.parametrize("name", [NAMES[0], pytest.param(NAMES[1], marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", NAMES)
 def test_alone_it_writes_what_generate_writes(members, name):
     member, query = members[name], tiny.query(QUESTIONS[1])
     expected = tiny.greedy(member, query, 24)
@@ -58,7 +58,6 @@ def test_alone_it_writes_what_generate_writes(members, name):
     assert len(tokens) == len(expected) or rounds[-1].finish == "stop"
 
 
-@pytest.mark.long
 def test_every_reply_equals_one_without_a_cache(members):
     compared, other = tiny.Compared(members[NAMES[0]]), members[NAMES[1]]
     tiny.relayed([compared, other], tiny.query(QUESTIONS[0]), 3, turns=1)
@@ -67,7 +66,6 @@ def test_every_reply_equals_one_without_a_cache(members):
     assert compared.count >= 3 and compared.worst < NEAR
 
 
-@pytest.mark.long
 def test_same_replies_alone_or_in_a_crowd_with_and_without_constraints(members):
     member, constraint = members[NAMES[0]], Constraint("json_schema", json.dumps(PERSON))
     queries = [
@@ -83,7 +81,6 @@ def test_same_replies_alone_or_in_a_crowd_with_and_without_constraints(members):
         member.forget(job.query.id)
 
 
-@pytest.mark.long
 def test_text_is_conserved_between_two_tokenizers(members):
     settings = Settings(max_tokens=24, method=Method(exit="never", segment_tokens=4))
     rounds = tiny.answered(list(members.values()), tiny.query(QUESTIONS[2]), settings)
@@ -94,7 +91,6 @@ def test_text_is_conserved_between_two_tokenizers(members):
         assert member.words.added(prompt, ids[len(prompt) :]) == text
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_every_constrained_answer_parses(members, name):
     query = Query(
@@ -119,7 +115,6 @@ def test_every_constrained_answer_parses(members, name):
     )
 
 
-@pytest.mark.long
 def test_the_next_turn_reads_only_new_text_and_equals_a_fresh_reading(members):
     member, query = members[NAMES[0]], tiny.query("Hello there! " * 25 + QUESTIONS[0])
     (draft,) = member.draft([DraftJob(query, (), 6, 30, Sampling())])
