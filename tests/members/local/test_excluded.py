@@ -139,20 +139,20 @@ def test_the_others_are_the_most_probable_first_tokens_and_their_texts(arch):
 
 
 @pytest.mark.parametrize(
-    ("arch", "temperature"),
+    ("arch", "temperature", "step"),
     [
-        ("llama", 1.0),
+        ("llama", 1.0, 4),
         *(
-            pytest.param(arch, temperature, marks=pytest.mark.long)
+            pytest.param(arch, temperature, 1, marks=pytest.mark.long)
             for arch, temperature in zip(CUTTING, (0.0, 1.0, 0.0, 1.0), strict=True)
         ),
     ],
 )
 def test_a_draft_that_was_cut_anywhere_continues_and_reads_one_token_again_at_most(
-    arch, temperature
+    arch, temperature, step
 ):
     sampling = Sampling(temperature, seed=2)
-    jobs = cut_drafts(tiny.member(arch, 2), sampling)
+    jobs = cut_drafts(tiny.member(arch, 2), sampling)[::step]
     assert jobs
     for job in jobs:
         member = tiny.member(arch, 2)

@@ -131,8 +131,15 @@ def retraced(member, job, draft):
         assert draft.logprobs[-1] == 0.0 and len(draft.logprobs) == len(draft.tokens) + 1
 
 
-@pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("kind", BOUND)
+@pytest.mark.parametrize(
+    ("kind", "arch"),
+    [
+        # each kind with two architectures; with all in the long tests
+        pytest.param(kind, arch, marks=() if (first + second) % 2 else pytest.mark.long)
+        for first, kind in enumerate(BOUND)
+        for second, arch in enumerate(ARCHS)
+    ],
+)
 def test_every_draft_is_what_a_brute_force_loop_writes(arch, kind):
     member, query, jobs = tiny.member(arch, 1), tiny.query(constraint=BOUND[kind]), []
     warm = {"temperature": 0.8, "top_p": 0.95, "seed": 5} if kind in ("schema", "regex") else {}
@@ -149,7 +156,7 @@ def test_every_draft_is_what_a_brute_force_loop_writes(arch, kind):
 # --- batches --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen3-next"])
+@pytest.mark.parametrize("arch", ["llama", pytest.param("qwen3-next", marks=pytest.mark.long)])
 def test_same_constrained_drafts_alone_or_in_a_crowd(arch):
     """Some queries are constrained and some are not, at different positions of their answers."""
     member, apart = tiny.member(arch, 1), tiny.member(arch, 1)

@@ -63,7 +63,10 @@ def in_chunks(member: Any, job: Any, between: Callable[[], Any] = lambda: None) 
     return replace(reply, effort=reply.effort + cost), chunks
 
 
-@pytest.mark.parametrize("arch", ["llama", "gemma3", "mistral"])
+@pytest.mark.parametrize(
+    "arch",
+    ["gemma3", *(pytest.param(arch, marks=pytest.mark.long) for arch in ("llama", "mistral"))],
+)
 def test_reading_in_chunks_gives_the_same_replies_as_reading_at_once(arch: str) -> None:
     whole, other = fresh(arch), tiny.query("Is it grey?")
     text = long_for(whole)

@@ -17,6 +17,7 @@ class InProcess(MemberContract):
         return lambda: tiny.TransformersMember(model, tokenizer, name=f"{self.arch}-{self.seed}")
 
 
+@pytest.mark.long
 class TestFullAttention(InProcess):
     arch = "llama"
 
