@@ -198,20 +198,40 @@ def _lines(lines: Iterable[str]) -> str:
 
 def command(name: str) -> str:
     """The options of the command or of a subcommand, from its argparse parser, in the parser's
-    groups."""
+    groups. Of a subcommand's options, those that the command has, too, are only named."""
     parser = importlib.import_module(f"langchain_specfuse.cli.{name}").parser()
-    parts = []
-    for group in parser._action_groups:
-        rows = [
-            _option(action)
-            for action in group._group_actions
-            if not isinstance(action, argparse._HelpAction) and action.help != argparse.SUPPRESS
+    known = (
+        []
+        if name == "main"
+        else [
+            row
+            for _, rows in _groups(importlib.import_module("langchain_specfuse.cli.main").parser())
+            for row in rows
         ]
-        if rows:
-            if group.title not in ("positional arguments", "options"):  # argparse's own titles
-                parts += [f"**{group.title}**", ""]
-            parts += [*tables.table(("option", "what it does"), rows), ""]
+    )
+    parts, same = [], []
+    for title, rows in _groups(parser):
+        same += [f"`{row[0].split('`')[1]}`" for row in rows if row in known]
+        if new := [row for row in rows if row not in known]:
+            if title not in ("positional arguments", "options"):  # argparse's own titles
+                parts += [f"**{title}**", ""]
+            parts += [*tables.table(("option", "what it does"), new), ""]
+    if same:
+        parts += [f"As above: {', '.join(same)}.", ""]
     return "\n".join(parts)
+
+
+def _groups(parser: argparse.ArgumentParser) -> Iterator[tuple[str | None, list[tuple[str, str]]]]:
+    """The groups of a parser, and the rows of their options."""
+    for group in parser._action_groups:
+        yield (
+            group.title,
+            [
+                _option(action)
+                for action in group._group_actions
+                if not isinstance(action, argparse._HelpAction) and action.help != argparse.SUPPRESS
+            ],
+        )
 
 
 def _option(action: argparse.Action) -> tuple[str, str]:
@@ -242,8 +262,9 @@ def errors() -> str:
 
 
 def round_event() -> str:
-    """The second round of the scripted run, as a ``specfuse_round`` event."""
-    return _json(scripted()["rounds"][1])
+    """The second round of the scripted run, as a ``specfuse_round`` event without what is empty."""
+    shown = scripted()["rounds"][1]
+    return _json({key: value for key, value in shown.items() if value not in ("", [], {}, None)})
 
 
 def exit_event() -> str:
