@@ -245,7 +245,7 @@ def written(constraint, text, **settings):
     """Return the rounds of a member that wants to write this text and answers alone."""
     query = tiny.query(constraint=constraint)
     return tiny.answered(
-        [tiny.wishful(query, text)], query, Settings(**{"max_tokens": 300} | settings)
+        [tiny.wishful(query, text)], query, Settings(**in_method(**{"max_tokens": 300} | settings))
     )
 
 
