@@ -10,7 +10,8 @@ import re
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from ..core.checks import Check, word_start
+from ..core.answer import word_start
+from ..core.checks import Check
 from ..core.redacting import REACH
 from ..errors import UsageError, advised
 from .normal import normal

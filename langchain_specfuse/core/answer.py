@@ -77,6 +77,12 @@ def is_safe(text: str, at: int) -> bool:
     return any(pattern.match(side) for pattern in patterns for side in (left, right))
 
 
+def word_start(text: str, at: int) -> int:
+    """The last place up to ``at`` where a word has certainly ended: there, if it is between words,
+    otherwise before the word around it."""
+    return next((place for place in range(at, 0, -1) if is_safe(text, place)), 0)
+
+
 def joined(left: str, right: str) -> bool:
     """Whether two code points belong to one visible character, as marks, variation selectors,
     joiners, flags, skin tones and tags do."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from ..errors import CheckError, advised, amount
-from .answer import Answer, is_safe
+from .answer import Answer, is_safe, word_start
 from .checks import (
     Check,
     CheckAsk,
@@ -27,7 +27,6 @@ from .checks import (
     beginnings,
     is_coroutine_function,
     places_in,
-    word_start,
 )
 from .normal import Spelling, is_apart, normal
 from .options import Settings

@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any, Literal, Protocol, TypeAlias
 
 from ..errors import UsageError, advised
-from .answer import is_safe, joined
+from .answer import is_safe, joined, word_start
 from .sentences import units
 from .values import ToolCall
 
@@ -270,12 +270,6 @@ def places_in(
     if complete and (not places or places[-1] < len(text)):
         places.append(len(text))
     return places, places[-1] if places else passed
-
-
-def word_start(text: str, at: int) -> int:
-    """The last place up to ``at`` where a word has certainly ended: there, if it is between words,
-    otherwise before the word around it."""
-    return next((place for place in range(at, 0, -1) if is_safe(text, place)), 0)
 
 
 def _blocks_in(text: str, complete: bool) -> tuple[list[int], int]:

@@ -17,8 +17,8 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from .answer import first_stop
-from .checks import Check, Redaction, word_start
+from .answer import first_stop, word_start
+from .checks import Check, Redaction
 from .values import BUDGET, REFUSAL, Ask, Draft, DraftJob, Failure, Reply, Segment
 
 Edits: TypeAlias = "list[tuple[int, int, str, str]]"

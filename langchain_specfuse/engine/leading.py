@@ -18,7 +18,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
-from ..core.answer import is_safe, kept_tokens
+from ..core.answer import kept_tokens, word_start
 from ..core.call import failure_of, note_arrival, refuse_closed
 from ..core.replies import checked_reply
 from ..core.values import REFUSAL, Draft, DraftJob, Effort, Failure, Reply, Segment
@@ -329,7 +329,7 @@ def in_complete_words(draft: Draft) -> tuple[Draft, Draft] | None:
     and the last one belongs to the rest, if there is a rest."""
     text = draft.text
     if draft.ends is None:
-        size = next((at for at in range(len(text), 0, -1) if is_safe(text, at)), 0)
+        size = word_start(text, len(text))
         count = len(draft.tokens) - (size < len(text))
     else:
         count = kept_tokens(text, draft.ends, len(draft.ends))

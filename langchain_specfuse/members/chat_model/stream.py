@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ...core.answer import is_safe
+from ...core.answer import word_start
 from ...core.values import REFUSAL, Draft, Effort, Remark, Sampling, ToolCall
 from ...errors import MemberError
 from .words import WordCount, cut, words_of
@@ -285,7 +285,7 @@ class OpenStream:
     def _drop_last_word(self) -> None:
         """Leave the last word, which may be incomplete, to the next request."""
         text = self.text
-        self.text = text[: next((at for at in range(len(text), 0, -1) if is_safe(text, at)), 0)]
+        self.text = text[: word_start(text, len(text))]
 
     # --- usage ------------------------------------------------------------------------------------
 
