@@ -12,9 +12,9 @@ from difflib import get_close_matches
 
 from ..core.answer import word_start
 from ..core.checks import Check
+from ..core.normal import normal
 from ..core.redacting import REACH
 from ..errors import UsageError, advised
-from .normal import normal
 from .personal import PERSONAL, PersonalPattern, Span, merged
 from .words import beginning_of, compiled_pattern, shown
 
