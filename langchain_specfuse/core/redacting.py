@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 
 from .answer import first_stop, word_start
 from .checks import Check, Redaction
+from .drafts import NOTHING, divided, joined
 from .values import BUDGET, REFUSAL, Ask, Draft, DraftJob, Failure, Reply, Segment
 
 Edits: TypeAlias = "list[tuple[int, int, str, str]]"
@@ -26,7 +27,6 @@ Edits: TypeAlias = "list[tuple[int, int, str, str]]"
 
 REACH = 200
 """So many characters of the answer before a draft are looked at: a match may depend on them."""
-_NOTHING = Draft("", ends=())
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class _Own:
     """The same answer, with all that it has written since as it wrote it."""
     text: str = ""
     """What its last draft has become."""
-    rest: Draft = _NOTHING
+    rest: Draft = NOTHING
     """The end of what it has written, which no draft has had."""
 
 
@@ -135,7 +135,7 @@ class Redacting:
             tokens = {name: reply.tokens} if reply.tokens or not reply.size else {}
             own.view = (*own.view, Segment(reply.text, tokens=tokens))
         before = _end_of(own.answer)
-        draft = _joined(own.rest, reply)
+        draft = joined(own.rest, reply)
         is_last = reply.ended or not adds or len(reply.tokens) >= job.max_tokens
         is_last = is_last or first_stop(before + draft.text, stop) is not None
         released = self._released(own, draft, before, is_last=is_last)
@@ -261,60 +261,17 @@ def _goes_on(own: _Own, job: DraftJob) -> bool:
     return True
 
 
-def _joined(first: Draft, second: Draft) -> Draft:
-    """Both drafts as one."""
-    if first is _NOTHING:
-        return second
-    ends = None
-    if first.ends is not None and second.ends is not None:
-        ends = (*first.ends, *(len(first.text) + end for end in second.ends))
-    tokens: tuple[int, ...] = (*first.tokens, *second.tokens)
-    if any(draft.text and not draft.tokens and draft.ends is None for draft in (first, second)):
-        tokens = ()
-    logprobs = None
-    if tokens and first.logprobs is not None and second.logprobs is not None:
-        logprobs = (*first.logprobs, *second.logprobs)
-    leasts = [draft.least for draft in (first, second) if draft.least is not None]
-    return replace(
-        second,
-        text=first.text + second.text,
-        tokens=tokens,
-        logprobs=logprobs,
-        effort=first.effort + second.effort,
-        ends=ends,
-        thought=first.thought + second.thought,
-        least=min(leasts, default=None),
-        parts=first.parts + second.parts,
-    )
-
-
 def _split(draft: Draft, at: int) -> tuple[Draft, Draft]:
     """The beginning of a draft, with all of its cost, and the rest. Tokens that are only counted
     are words."""
     text = draft.text
     if at >= len(text):
-        return draft, _NOTHING
+        return draft, NOTHING
     count, ends = 0, draft.ends
     if ends is None:
         count = max(len(draft.tokens) - len(text[at:].split()), 0)
     elif at in (0, *ends):
         count = sum(end <= at for end in ends)
     else:  # it divides a token
-        draft = replace(draft, tokens=(), logprobs=None)
-        ends = None
-    first = replace(
-        draft,
-        text=text[:at],
-        tokens=draft.tokens[:count],
-        logprobs=draft.logprobs and draft.logprobs[:count],
-        ends=ends and ends[:count],
-        is_silent=False,
-        following="",
-    )
-    rest = Draft(
-        text[at:],
-        tokens=draft.tokens[count:],
-        logprobs=draft.logprobs and draft.logprobs[count:],
-        ends=ends and tuple(end - at for end in ends[count:]),
-    )
-    return first, rest
+        draft = replace(draft, tokens=(), logprobs=None, ends=None)
+    return divided(draft, at, count)

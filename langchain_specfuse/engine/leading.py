@@ -20,13 +20,13 @@ from typing import Any
 
 from ..core.answer import kept_tokens, word_start
 from ..core.call import failure_of, note_arrival, refuse_closed
+from ..core.drafts import NOTHING, divided, joined
 from ..core.replies import checked_reply
 from ..core.values import REFUSAL, Draft, DraftJob, Effort, Failure, Reply, Segment
 from .calls import Task, calls_of
 
 LONGEST_WORD = 200
 """A word with more characters is not held: it may be a text without spaces."""
-NOTHING = Draft("", ends=())
 Deliver = Callable[[Reply], None]
 
 
@@ -287,42 +287,6 @@ def text_of(segments: Sequence[Segment]) -> str:
     return "".join(segment.text for segment in segments)
 
 
-def joined(first: Draft, second: Draft) -> Draft:
-    """Both drafts as one."""
-    if first is NOTHING:
-        return second
-    size = len(first.text)
-    ends = None
-    if first.ends is not None and second.ends is not None:
-        ends = (*first.ends, *(size + end for end in second.ends))
-    tokens: tuple[int, ...] = (*first.tokens, *second.tokens)
-    if is_unknown(first) or is_unknown(second):
-        tokens = ()  # those of a part do not spell the text
-    logprobs = None
-    if second.logprobs is not None and (first.logprobs is not None or not first.tokens):
-        logprobs = (*(first.logprobs or ()), *second.logprobs)
-    leasts = [draft.least for draft in (first, second) if draft.least is not None]
-    return Draft(
-        first.text + second.text,
-        second.ended,
-        tokens,
-        logprobs if tokens else None,
-        first.effort + second.effort,
-        ends,
-        first.thought + second.thought,
-        min(leasts, default=None),
-        calls=second.calls,
-        is_cut=second.is_cut,
-        parts=first.parts + second.parts,
-        is_silent=second.is_silent,
-    )
-
-
-def is_unknown(draft: Draft) -> bool:
-    """Whether the tokens of its text are not known, not even how many they are."""
-    return bool(draft.text) and not draft.tokens and draft.ends is None
-
-
 def in_complete_words(draft: Draft) -> tuple[Draft, Draft] | None:
     """The draft up to the end of its last complete word, with all of its cost, and the rest. None
     if no word is complete. If the writer does not say where its tokens end, they only count words,
@@ -338,21 +302,8 @@ def in_complete_words(draft: Draft) -> tuple[Draft, Draft] | None:
         count, size = len(draft.tokens), len(text)
     if not size:
         return None
-    first = replace(
-        draft,
-        text=text[:size],
-        tokens=draft.tokens[:count],
-        logprobs=draft.logprobs and draft.logprobs[:count],
-        ends=draft.ends and draft.ends[:count],
-        following=text[size:],
-    )
-    rest = Draft(
-        text[size:],
-        tokens=draft.tokens[count:],
-        logprobs=draft.logprobs and draft.logprobs[count:],
-        ends=draft.ends and tuple(end - size for end in draft.ends[count:]),
-    )
-    return first, rest
+    first, rest = divided(draft, size, count)
+    return replace(first, following=rest.text), rest
 
 
 def without_beginning(draft: Draft, size: int) -> Draft:

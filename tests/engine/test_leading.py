@@ -12,11 +12,12 @@ import pytest
 
 from langchain_specfuse.core.call import note_arrival
 from langchain_specfuse.core.checks import Check
+from langchain_specfuse.core.drafts import joined
 from langchain_specfuse.core.options import Method, Settings
 from langchain_specfuse.core.values import Draft, Effort, Failure
 from langchain_specfuse.engine import Ensemble, calls, limits
 from langchain_specfuse.engine.checker import Checker
-from langchain_specfuse.engine.leading import in_complete_words, joined, without_beginning
+from langchain_specfuse.engine.leading import in_complete_words, without_beginning
 from langchain_specfuse.engine.worker import call
 from langchain_specfuse.errors import EnsembleError
 from langchain_specfuse.members.scripted import ScriptedMember
