@@ -12,7 +12,7 @@ from difflib import get_close_matches
 
 from ..core.answer import word_start
 from ..core.checks import Check
-from ..core.normal import normal
+from ..core.normal import Spelling, normal
 from ..core.redacting import REACH
 from ..errors import UsageError, advised
 from .personal import PERSONAL, PersonalPattern, Span, merged
@@ -120,35 +120,10 @@ class RedactsMatches:
         begun = pending(text) if pending else word_start(text, len(text))
         if len(text) - begun > REACH:
             begun = len(text)  # it may be a text without spaces
-        if pending and "" not in pending.characters:
-            found, other = _spelled_otherwise("".join(pending.characters), text, start)
-            spans, begun = merged(spans + found), min(begun, other)
+        form = normal("".join(pending.characters))[0] if pending else ""
+        if pending and "" not in pending.characters and len(form) >= LEAST:
+            spelling = Spelling(form, len(form), is_distinct=True)
+            spans = merged([*spans, *spelling.spans(text, start)])
+            begun = min(begun, spelling.pending(text))
         # A match at the end may go on.
         return spans, min([begun, *(first for first, end in spans if end == len(text))])
-
-
-def _spelled_otherwise(literal: str, text: str, start: int) -> tuple[list[Span], int]:
-    """Where whole words spell this text in the normal form, and where another such place may begin.
-
-    >>> _spelled_otherwise("Ann Lee", "It is A n n L E E. An", 0)
-    ([(6, 17)], 19)
-    """
-    wanted, _ = normal(literal)
-    if len(wanted) < LEAST:
-        return [], len(text)
-    base = max(start - REACH, 0)
-    written, places = normal(text[base:])
-    spans = []
-    at = written.find(wanted)
-    while at >= 0:
-        first, last = base + places[at], base + places[at + len(wanted) - 1]
-        if last >= start and not (_is_in_word(text, first) or _is_in_word(text, last + 1)):
-            spans.append((first, last + 1))
-        at = written.find(wanted, at + 1)
-    ends = range(min(len(wanted), len(written)), 0, -1)
-    begun = [base + places[-size] for size in ends if wanted.startswith(written[-size:])]
-    return spans, next((at for at in begun if not _is_in_word(text, at)), len(text))
-
-
-def _is_in_word(text: str, at: int) -> bool:
-    return 0 < at < len(text) and text[at - 1].isalnum() and text[at].isalnum()

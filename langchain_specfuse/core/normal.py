@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -107,11 +108,16 @@ class Spelling:
         return self.least < len(self.form)
 
     def found(self, text: str, start: int = 0) -> tuple[int, int] | None:
-        """Where it is spelled in this text, in characters of the text. It ends after ``start``.
+        """Where it is spelled in this text for the first time, in characters of the text. It ends
+        after ``start``.
 
         >>> Spelling.of("4111 1111 2222", is_fixed=True).found("It is 4 1 1 1-1 1 1 1-9.")
         (6, 21)
         """
+        return next(self.spans(text, start), None)
+
+    def spans(self, text: str, start: int = 0) -> Iterator[tuple[int, int]]:
+        """All places where it is spelled that end after ``start``; of a part, more than once."""
         first = _place_before(text, start, len(self.form) - 1)
         tail, places = normal(text[first:])
         for at in range(len(tail) - self.least + 1):
@@ -124,8 +130,7 @@ class Spelling:
                 end += 1
             span = first + places[at], first + places[end - 1] + 1
             if self.is_in_part or (is_apart(text, span[0]) and is_apart(text, span[1])):
-                return span
-        return None
+                yield span
 
     def pending(self, text: str) -> int:
         """Where the end of this text begins that may be the beginning of it.
