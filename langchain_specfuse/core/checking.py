@@ -267,7 +267,10 @@ class Checking:
         """Ask the checks about these drafts. Returns an :class:`Outcome`."""
         if self.is_idle:
             return Outcome(answer, dict(drafts))
-        written = self._written(answer, drafts)
+        written = {
+            name: Continuation.of(answer, self._marks, draft, name)
+            for name, draft in drafts.items()
+        }
         faults = yield from self._faults(written)
         self.refused |= faults.keys()
         eligible = {name: drafts[name] for name in drafts if name not in faults}
@@ -289,12 +292,6 @@ class Checking:
             after = written[name].after
             self._remark(fault, after.text, after.calls)
         return [name for name in answers if name not in faults]
-
-    def _written(self, answer: Answer, drafts: Mapping[str, Draft]) -> dict[str, Continuation]:
-        return {
-            name: Continuation.of(answer, self._marks, draft, name)
-            for name, draft in drafts.items()
-        }
 
     def continued(
         self, answer: Answer, continued: Answer, job: DraftJob
