@@ -19,7 +19,10 @@ import pytest
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+
+# The first thousand modules behind the model classes are imported here, not by the first test that
+# makes a model: the garbage collector then never looks through them (see tests/conftest.py).
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from langchain_specfuse.constraints import referee_for
 from langchain_specfuse.core.member import Member
@@ -322,9 +325,7 @@ def build(
     )
     torch.manual_seed(seed)
     extra = {"attn_implementation": attn} if attn else {}
-    model = transformers.AutoModelForCausalLM.from_config(
-        config, dtype=torch.float32, **extra
-    ).eval()
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, **extra).eval()
     with torch.no_grad():  # ends come up now and then
         rows = model.get_output_embeddings().weight
         rows[tokenizer.eos_token_id] *= END
