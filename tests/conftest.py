@@ -22,7 +22,7 @@ httpcore2.default_ssl_context = functools.cache(httpcore2.default_ssl_context)
 
 # The same examples every time: a run that fails fails again. `scripts/torture` tries new ones,
 # and many more.
-settings.register_profile("here", deadline=None, max_examples=30, derandomize=True)
+settings.register_profile("here", deadline=None, max_examples=20, derandomize=True)
 settings.register_profile(
     "torture",
     deadline=None,

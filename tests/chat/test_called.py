@@ -193,7 +193,7 @@ def test_a_stop_string_is_found_where_a_call_might_begin(
 STOPS = st.lists(st.text(st.sampled_from("ab <to>\n"), min_size=1, max_size=4), max_size=2)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.lists(PROSE, min_size=1, max_size=2), CALLS, STOPS, st.integers(1, 4), st.integers(1, 20))
 def test_with_tools_stop_strings_only_cut_prose_and_never_appear_in_it(
     words: list[str], calls: list[tuple[str, Any]], stop: list[str], segment: int, budget: int

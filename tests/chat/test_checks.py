@@ -56,7 +56,7 @@ UNSAFE = SAFE.replace("hope", "guarantee")
     ),
     segment=st.integers(1, 7),
 )
-@hypothesis(max_examples=80, deadline=None)
+@hypothesis(max_examples=40, deadline=None)
 def test_a_forbidden_word_is_never_visible_in_any_chunk(words, segment):
     script = " ".join(words)
     llm = llm_of(script, segment_tokens=segment, checks=[forbids(r"\b(cat|19)\b")], redrafts=1)

@@ -91,7 +91,7 @@ CLOSED = {
     place=st.sampled_from(["segment", "sentence", "line", "answer"]),
     on_failure=st.sampled_from(["raise", "end"]),
 )
-@hypothesis(max_examples=120, deadline=None)
+@hypothesis(max_examples=50, deadline=None)
 def test_forbidden_text_is_never_visible(rule, seed, members, segment, lead, place, on_failure):
     check, pattern = CLOSED[rule]
     writers, panel = typists(members, seed)
@@ -117,7 +117,7 @@ def test_forbidden_text_is_never_visible(rule, seed, members, segment, lead, pla
 
 
 @given(seed=st.integers(0, 1000), members=st.integers(1, 3), segment=st.integers(1, 12))
-@hypothesis(max_examples=60, deadline=None)
+@hypothesis(max_examples=30, deadline=None)
 def test_the_answer_is_the_same_where_no_check_fails(seed, members, segment):
     writers, panel = typists(members, seed)
     plain = play(writers, Settings(method=Method(segment_tokens=segment), max_tokens=60), panel)
@@ -138,7 +138,7 @@ def test_the_answer_is_the_same_where_no_check_fails(seed, members, segment):
     segment=st.integers(1, 12),
     place=st.sampled_from(["segment", "line"]),
 )
-@hypothesis(max_examples=60, deadline=None)
+@hypothesis(max_examples=30, deadline=None)
 def test_what_is_asked_never_ends_inside_a_word(seed, segment, place):
     asked = []
     writers, panel = typists(1, seed)
@@ -352,7 +352,7 @@ def test_held_back_text_is_withdrawn_and_never_shown():
     on_failure=st.sampled_from(["raise", "end"]),
     place=st.sampled_from(["segment", "sentence", "line", "answer"]),
 )
-@hypothesis(max_examples=100, deadline=None)
+@hypothesis(max_examples=40, deadline=None)
 def test_segments_without_what_was_withdrawn_are_the_answer(
     seed, members, segment, on_failure, place
 ):
@@ -422,7 +422,7 @@ def test_the_others_go_on_where_the_member_that_drafts_again_cannot(kind, lead):
     kinds=st.lists(st.sampled_from(["error", "overflow", REFUSAL, BUDGET]), min_size=1),
     refusals=st.sampled_from(["any", "outvoted"]),
 )
-@hypothesis(max_examples=60, deadline=None)
+@hypothesis(max_examples=30, deadline=None)
 def test_errors_and_withdrawals_tell_what_was_streamed_whatever_members_do(
     seed, members, on_failure, place, kinds, refusals
 ):
@@ -467,7 +467,7 @@ def test_errors_and_withdrawals_tell_what_was_streamed_whatever_members_do(
         st.sampled_from(["segment", "sentence", "line", "block", "answer"]), min_size=1, max_size=3
     ),
 )
-@hypothesis(max_examples=60, deadline=None)
+@hypothesis(max_examples=30, deadline=None)
 def test_drafts_are_bounded_whatever_the_checks_say(
     seed, members, segment, redrafts, moods, places
 ):
@@ -488,7 +488,7 @@ def test_drafts_are_bounded_whatever_the_checks_say(
     segment=st.integers(1, 12),
     place=st.sampled_from(["segment", "sentence", "line", "answer"]),
 )
-@hypothesis(max_examples=60, deadline=None)
+@hypothesis(max_examples=30, deadline=None)
 def test_every_check_is_asked_about_the_end_of_the_answer_as_its_end(seed, segment, place):
     """Also if all of the text has passed before it turns out to be the end."""
     writers, panel = typists(1, seed, length=5, words=("天", "空", "\n", "。"))

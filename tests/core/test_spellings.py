@@ -96,7 +96,7 @@ def separated(datum):
     failure=st.sampled_from(["raise", "end"]),
     data=st.data(),
 )
-@hypothesis(max_examples=150, deadline=None)
+@hypothesis(max_examples=60, deadline=None)
 def test_no_spelling_of_a_refused_datum_becomes_readable(datum, size, place, failure, data):
     spellings = data.draw(st.lists(separated(datum), max_size=4))
     scripts = [f"It is {datum}.", *(f" {spelling}." for spelling in spellings), " secret."]

@@ -64,7 +64,7 @@ def test_an_interval_is_no_wider_than_it_must_be_and_equals_are_not_equal_for_ce
     assert equal.mean == 0.0 and 0.05 < equal.high < 0.15 and equal.low == -equal.high
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(st.floats(-1, 1), min_size=1, max_size=30))
 def test_an_interval_contains_its_mean_and_stays_on_the_scale(gains):
     estimate = interval(gains)

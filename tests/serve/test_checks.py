@@ -117,7 +117,7 @@ WORDS = st.lists(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     texts=st.lists(WORDS.map(" ".join), min_size=1, max_size=3),
     place=st.sampled_from(["segment", "sentence", "line", "answer"]),
