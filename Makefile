@@ -22,7 +22,7 @@ install: .venv/.ready ## create .venv with everything that development needs
 
 # Its environment has no torch.
 demo: export DEMO := $(DEMO)
-demo: .venv-demo/.ready ## watch real models vote, keep a rule and survive a failure (QUESTION="..." asks one question, DEMO=small is light)
+demo: .venv-demo/.ready ## watch real models vote, keep a rule and survive a failure (QUESTION="..." asks one question, DEMO=small is light, DEMO=scripted fetches no model)
 	@.venv-demo/bin/langchain-specfuse $(if $(QUESTION),--yes --lead none "$$QUESTION",demo --yes)
 
 test: .venv/.ready ## run the tests, real models included: about four minutes on two idle cores
@@ -73,6 +73,7 @@ clean: ## remove everything that these targets and scripts/ created, .venv too
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 .venv-demo/.ready: pyproject.toml requirements/dev.txt
+	@echo "installing the package and what it needs, without models, from the package index into .venv-demo (280 MB)"
 	scripts/install .venv-demo -e ".[demo]"
 	@touch $@
 

