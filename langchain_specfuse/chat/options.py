@@ -383,7 +383,7 @@ FOREIGN: Mapping[str, Foreign] = {
         for name in ("num_ctx", "keep_alive")
     },
 }
-"""What users of ``ChatOpenAI`` and ``ChatOllama`` pass (docs/how-to/coming-from-chatopenai.md), and
+"""What users of ``ChatOpenAI`` and ``ChatOllama`` pass (docs/hosted-models.md), and
 what users of other packages with fallbacks expect."""
 
 
