@@ -434,16 +434,18 @@ class Checking:
 
     def _remember(self, item: Continuation, fault: Fault) -> None:
         """Refuse other spellings of this text from now on."""
+        if fault.span is None:
+            return
         check, known = fault.check, self._refused_by(item, fault)
+        text = item.after.text[slice(*fault.span)] if known is None else known.text
         is_fixed = check.private or bool(check.literal)
-        if known is not None:
-            of_known = Spelling.of(known.text, is_fixed=is_fixed, is_data=check.private)
-            known.spelling = of_known or known.spelling
-        elif fault.span is not None:
-            text = item.after.text[slice(*fault.span)]
-            spelling = Spelling.of(text, is_fixed=is_fixed, is_data=check.private)
-            if spelling is not None:
-                self._spelled.append(Refused(check.name, fault.reason, text, spelling))
+        spelling = Spelling.of(text, is_fixed=is_fixed, is_data=check.private)
+        if spelling is None:
+            return
+        if known is None:
+            self._spelled.append(Refused(check.name, fault.reason, text, spelling))
+        else:
+            known.spelling = spelling
 
     def _refused_by(self, item: Continuation, fault: Fault) -> Refused | None:
         """What was refused before, if this fault is a spelling of it."""
