@@ -562,8 +562,7 @@ class Checking:
         """How much of the text before the cut is shown, or will be if the draft is cut there. A
         chat model continues only that: the request says that the reader has seen the text, and the
         words before a fault may allow no other end of the sentence."""
-        writer = self._writer_at(item, cut)
-        part = _part_of(writer.draft, cut - len(writer.before.text))
+        writer, part = self._up_to(item, cut)
         kept = writer.before.plus(part.segment({})) if part.text else writer.before
         return max(self._hold(kept, writer.marks), self._least(item))
 
@@ -756,9 +755,8 @@ class Checking:
         if fault.check.at in ("sentence", "line"):
             places.insert(0, item.marks[fault.check.name])
         for place in places:
-            writer = self._writer_at(item, place)
+            writer, part = self._up_to(item, place)
             base = replace(writer.before, shown=item.before.shown, released="")
-            part = _part_of(writer.draft, place - len(base.text))
             end = replace(part, ended=True, logprobs=None, others=())
             ending = Continuation.of(base, writer.marks, end, writer.author)
             text = ending.after.text
@@ -815,8 +813,7 @@ class Checking:
 
     def _kept(self, item: Continuation, cut: int) -> tuple[Answer, Draft]:
         """The answer without the text from the cut on, and what is left of this draft."""
-        writer = self._writer_at(item, cut)
-        part = _part_of(writer.draft, cut - len(writer.before.text))
+        writer, part = self._up_to(item, cut)
         if writer is item:
             return item.before, part
         return self._withdrawn_to(item, writer, part), Draft("")
@@ -837,6 +834,11 @@ class Checking:
             self._held_back = self._held_back[:index]
         self._marks = marks
         return replace(answer, shown=shown, verified=shown, released="")
+
+    def _up_to(self, item: Continuation, cut: int) -> tuple[Continuation, Draft]:
+        """The draft that continues the answer at this place, and its beginning up to there."""
+        writer = self._writer_at(item, cut)
+        return writer, _part_of(writer.draft, cut - len(writer.before.text))
 
     def _writer_at(self, item: Continuation, cut: int) -> Continuation:
         """The draft that continues the answer at this place."""
