@@ -105,6 +105,16 @@ def test_every_folder_of_the_architecture_exists_and_no_other():
     assert sorted(named) == sorted(path.parent.name for path in package.glob("*/__init__.py"))
 
 
+def test_every_file_that_the_architecture_names_exists():
+    text = (DOCS / "development" / "architecture.md").read_text()
+    package = ROOT / "langchain_specfuse"
+    named = re.findall(r"`(\w[\w/]*/\w+\.py)`", text)
+    assert (
+        named
+        and [name for name in named if not any((*package.rglob(name), *ROOT.glob(name)))] == []
+    )
+
+
 def test_every_generated_part_has_its_place_and_is_up_to_date(build):
     text = "".join(page.read_text() for page in PAGES)
     assert {part[1] for part in build.PART.findall(text)} == set(build.PARTS)
