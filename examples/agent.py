@@ -1,50 +1,47 @@
-"""An agent with two very small models calls a tool, reads its result, and answers. The first run
-fetches 1.2 GB of weights without asking; DEMO=small in the environment takes smaller models,
-0.35 GB."""
+"""An agent with two hosted models and a check: one model leads, the other one continues if it
+fails, and no call runs before it was checked.
 
-from collections.abc import Callable
-from typing import Literal
+    pip install "langchain-specfuse[agents]" langchain-openai langchain-anthropic
+    OPENAI_API_KEY=... ANTHROPIC_API_KEY=... python examples/agent.py
+"""
 
 from langchain.agents import create_agent
-from langchain.agents.middleware import ModelRequest, ModelResponse, wrap_model_call
 from langchain_core.tools import tool
 
-from langchain_specfuse import SpecFuseChatModel, demo_members
+from langchain_specfuse import SpecFuseCallbackHandler, SpecFuseChatModel, checks
+from langchain_specfuse.checks import CheckContext
 
-HOURS = {"library": "from 9 to 6", "museum": "from 10 to 5", "swimming pool": "from 7 to 10"}
+MOST = 100
 
 
 @tool
-def opening_hours(place: Literal["library", "museum", "swimming pool"]) -> str:
-    """When a place in town is open."""
-    return f"The {place} is open {HOURS[place]}."
+def refund(order: int, amount: int) -> str:
+    """Pay an amount in euros back to the customer of an order."""
+    return f"{amount} euros are on their way to the customer of order {order}"
 
 
-@wrap_model_call
-def tool_first(
-    request: ModelRequest, handler: Callable[[ModelRequest], ModelResponse]
-) -> ModelResponse:
-    """Make the models call a tool first, and then answer in a sentence.
-
-    Models of this size cannot decide that themselves: they would repeat the call without end. Leave
-    this middleware out for larger models.
-    """
-    if request.messages[-1].type != "tool":
-        return handler(request.override(tool_choice="any"))
-    return handler(
-        request.override(tool_choice="none", model_settings={"regex": r"[A-Z][^.<>{}\n]{9,120}\."})
-    )
+def small_amounts(text: str, context: CheckContext) -> str | None:
+    """A check of calls: returns what is wrong, or None."""
+    amount = context.tool_calls[-1]["args"]["amount"]
+    return f"pays {amount} euros, more than {MOST}" if amount > MOST else None
 
 
-llm = SpecFuseChatModel(members=demo_members(), max_tokens=40)
-agent = create_agent(llm, [opening_hours], middleware=[tool_first])
+llm = SpecFuseChatModel(
+    members=["openai:gpt-5-mini", "anthropic:claude-sonnet-4-6"],
+    checks=[checks.at("call", small_amounts), checks.forbids("(?i)guarantee")],
+)
+agent = create_agent(
+    llm, [refund], system_prompt=f"You refund at most {MOST} euros. You guarantee nothing."
+)
 
-question = {"messages": [("human", "When can I go to the museum?")]}
-for message, where in agent.stream(question, stream_mode="messages"):
-    for piece in getattr(message, "tool_call_chunks", []):
-        print(piece["name"] or "", piece["args"] or "", end="")
+show = SpecFuseCallbackHandler(
+    on_rejected=lambda event: print(f"[refused: {event.reason}]"),
+    on_exit=lambda event: print(f"\n[{event.member} failed, the next model goes on]"),
+)
+question = {"messages": [("human", "My order 17 arrived broken. I want my 90 euros back.")]}
+for chunk, where in agent.stream(question, {"callbacks": [show]}, stream_mode="messages"):
     if where["langgraph_node"] == "tools":
-        print("\ntool:", message.text)
+        print(f"[tool: {chunk.text}]")
     else:
-        print(message.text, end="", flush=True)
+        print(chunk.text, end="", flush=True)
 print()

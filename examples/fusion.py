@@ -1,15 +1,20 @@
-"""One answer from several: members answer in parallel, then one model writes the final answer.
+"""Fusion in LCEL: several models answer in parallel, then one writes the final answer from theirs.
 
-This package does not merge answers. In our study, it made answers of small models worse
-(docs/development/what-is-shown.md), so compare it with one model on questions of your own.
+This is plain LangChain: the package does not merge answers, because that made answers of small
+models worse in our study (docs/development/what-is-shown.md). Compare it with one model on
+questions of your own.
+
+    pip install langchain-specfuse langchain-openai langchain-anthropic
+    OPENAI_API_KEY=... ANTHROPIC_API_KEY=... python examples/fusion.py
 """
 
-import re
-
+from langchain.chat_models import init_chat_model
+from langchain_core.messages import BaseMessage
+from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
-from langchain_core.runnables import RunnableParallel
+from langchain_core.runnables import RunnableParallel, RunnablePassthrough
 
-from langchain_specfuse import ScriptedMember, SpecFuseChatModel
+from langchain_specfuse import SpecFuseChatModel, checks
 
 MERGE = ChatPromptTemplate.from_template(
     "{question}\n\nSeveral assistants have answered this, each alone:\n\n{answers}\n\n"
@@ -18,21 +23,26 @@ MERGE = ChatPromptTemplate.from_template(
 )
 
 
-def writes(text):
-    return SpecFuseChatModel(members=[ScriptedMember(text)])  # or any other chat model
-
-
-members = RunnableParallel(ann=writes("Pack a coat."), bob=writes("It rains."))
-writer = writes(lambda query: " ".join(re.findall(r"Answer \d:\n(.+)", query.turns[-1].text)))
-
-
-def numbered(answers):
-    texts = [answers[name].text for name in sorted(answers)]
+def numbered(answers: dict[str, BaseMessage]) -> str:
+    texts = [message.text for message in answers.values()]
     return "\n\n".join(f"Answer {number}:\n{text}" for number, text in enumerate(texts, 1))
 
 
-fusion = {"question": lambda text: text, "answers": members | numbered} | MERGE | writer
+authors = RunnableParallel(
+    first=init_chat_model("openai:gpt-5-mini"),
+    second=init_chat_model("anthropic:claude-sonnet-4-6"),
+)
+# The writer is checked, and has a reserve.
+writer = SpecFuseChatModel(
+    members=["openai:gpt-5", "anthropic:claude-sonnet-4-6"], checks=[checks.max_words(60)]
+)
+fusion = (
+    {"question": RunnablePassthrough(), "answers": authors | numbered}
+    | MERGE
+    | writer
+    | StrOutputParser()
+)
 
-for chunk in fusion.stream("What should I know before a weekend in Bergen?"):
-    print(chunk.text, end="", flush=True)
+for text in fusion.stream("What should I know before a weekend in Bergen?"):
+    print(text, end="", flush=True)
 print()

@@ -34,7 +34,7 @@ settings.load_profile("here")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """What examples in docstrings, pages and notebooks leave in the temporary directory goes at the
+    """What examples in docstrings and pages leave in the temporary directory goes at the
     end. pytest's own folders of the last three runs stay where they are."""
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
     folder = tempfile.TemporaryDirectory(prefix="specfuse-tests-")

@@ -2,44 +2,80 @@
 
 from __future__ import annotations
 
-import json
 import os
 import runpy
 import subprocess
 import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
 from types import ModuleType
 
 import pytest
+from langchain_core.embeddings import DeterministicFakeEmbedding
+from members.fake_provider import Call, FakeProvider, Reply, Text
 
 import langchain_specfuse
-from langchain_specfuse import demo_members, unload
+from langchain_specfuse import ScriptedMember, demo_members, unload
 
 from .blocks import ROOT
-from .shell import Actor
 
 EXAMPLES = {path.stem: path for path in sorted((ROOT / "examples").glob("*.py"))}
 SCRIPTED = {
-    "agent_checks": " [pays 900, more than 100]\n [paid 90]\n",
-    "async_batch": "1 2 3 4 5 6 7 8 9 done.",
     "code_that_runs": "agreed by bob and dan",
     "endpoint": "|\nwritten by {'ann': 1.0}",
-    "events": "cyd left",
     "failover": "[first left: its reply broke off after 32 characters (ConnectionError: peer closed",
-    "fusion": "Pack a coat. It rains.\n",
-    "langgraph_node": "tools 'The next train to Ulm leaves at 10:42.'",
     "testing": "all fine",
 }
 """Example -> parts of what it prints."""
+BUS = "The bus goes every 10 minutes [1]."
+MERGED = Text("Pack a coat. It rains.")
+HOSTED = {
+    "agent": (
+        [
+            Reply([Call("refund", ('{"order": 17, "amount": 900}',))]),
+            Reply([Call("refund", ('{"order": 17, "amount": 90}',))]),
+            Reply([Text("You get 90 euros", " back for order", " 17 now.")], cut=3),
+        ],
+        [Reply([Text(" 17 within", " three days.")])],
+        [
+            "[refused: pays 900 euros, more than 100]",
+            "[tool: 90 euros are on their way to the customer of order 17]",
+            "failed, the next model goes on]",
+            "three days.",
+        ],
+    ),
+    "auto_mode": (
+        [
+            Reply([Call("read_file", ('{"path": "/logs/list.txt"}',))]),
+            Reply([Call("delete_files", ('{"folder": "/"}',), id="call_0002")]),
+            Reply([Text("I have read it, and deleted nothing.")]),
+        ],
+        [],
+        [
+            "tool: /logs/list.txt: three old logs",
+            "was blocked because it was classified as risky",
+            "ai: I have read it, and deleted nothing.",
+        ],
+    ),
+    "fusion": (
+        lambda body: Reply([Text("Pack a coat.")] if body["model"] == "gpt-5-mini" else [MERGED]),
+        [Reply([Text("It rains.")])],
+        [MERGED.whole],
+    ),
+    "rag": (
+        [Reply([Text("The bus goes every 15 minutes [1].")]), Reply([Text(BUS)])],
+        [],
+        [BUS],
+    ),
+    "redaction": (
+        [Reply([Text("Ann Smith (ann.smith@exam", "ple.com) pays for PX-4711", ".")])],
+        [],
+        ["[name] ([redacted]) pays for [project].", "redact(email): 1 replaced"],
+    ),
+}
+"""Example -> what OpenAI's models reply, what Anthropic's reply, and parts of what it prints."""
 REAL = {
-    "agent": "tool: The museum is open from 10 to 5.",
-    "chain": "library",
-    "checks": "no_first_person: ",
     "own_model": "teacher",
-    "quickstart": "rounds, written by",
-    "rag": "[2]",
     "structured": "Booking(name=",
 }
 GUARDRAILS = {"guardrails_validator": "Most last for ten years."}
@@ -64,6 +100,53 @@ def test_an_example_with_scripted_members_runs(name, capsys, monkeypatch):
         monkeypatch.delenv(f"{provider}_API_KEY", raising=False)
     runpy.run_path(str(EXAMPLES[name]), run_name="__main__")
     assert SCRIPTED[name] in capsys.readouterr().out
+
+
+class WordEmbeddings(DeterministicFakeEmbedding):
+    """In the place of OpenAI's: texts that share words are similar."""
+
+    size: int = 512
+
+    def __init__(self, **options: object) -> None:
+        super().__init__()
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        return [self.embed_query(text) for text in texts]
+
+    def embed_query(self, text: str) -> list[float]:
+        words = [super(WordEmbeddings, self).embed_query(word) for word in text.lower().split()]
+        return [sum(values) for values in zip(*words, strict=True)]
+
+
+class Careful(ScriptedMember):
+    """In the place of the demo's models: finds it risky to delete."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda query: "yes" if "delete" in str(query) else "no", name="guard")
+
+
+@pytest.mark.parametrize("name", HOSTED)
+def test_an_example_with_hosted_models_runs(name, capsys, monkeypatch):
+    unload()  # models that another example made from their names have another address
+    openai_replies, anthropic_replies, parts = HOSTED[name]
+    if callable(openai_replies):
+        openai_replies = [openai_replies]
+    for kind, replies in (("openai", openai_replies), ("anthropic", anthropic_replies)):
+        server = FakeProvider(kind, *replies)
+        path = "/v1" if kind == "openai" else ""
+        monkeypatch.setenv(f"{kind.upper()}_BASE_URL", server.url + path)
+        monkeypatch.setenv(f"{kind.upper()}_API_KEY", "none")
+        monkeypatch.delenv(f"{kind.upper()}_API_URL", raising=False)
+    pytest.importorskip("langchain.agents", reason="langchain is not installed")
+    monkeypatch.setattr("langchain_openai.OpenAIEmbeddings", WordEmbeddings)
+    monkeypatch.setattr(langchain_specfuse, "demo_members", lambda: [Careful()])
+    try:
+        runpy.run_path(str(EXAMPLES[name]), run_name="__main__")
+    finally:
+        unload()
+    shown = capsys.readouterr().out
+    for part in parts:
+        assert part in shown
 
 
 @pytest.fixture(scope="module")
@@ -143,50 +226,7 @@ def test_an_example_with_a_validator_of_guardrails_runs(name, capsys):
     assert "guarantee" not in printed
 
 
-NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
-BENEFITS = {
-    "first_steps": "[provider left: its reply broke off after",
-    "does_it_help": "with the check  100.0",
-}
-"""Notebook -> a part of what it prints with real models."""
-
-
-def run_notebook(path: Path) -> None:
-    """Run the notebook's code cells from top to bottom in one namespace."""
-    cells = json.loads(path.read_text())["cells"]
-    names: dict[str, object] = {"__name__": "notebook"}
-    for cell in cells:
-        if cell["cell_type"] == "code":
-            where = f"{path.name} {cell['id']}"
-            # A notebook does not have the future features of this file.
-            exec(compile("".join(cell["source"]), where, "exec", dont_inherit=True), names)
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs_with_scripted_members_and_has_outputs(path, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    names = ("SmolLM2-135M", "Gemma-3-270M")
-    monkeypatch.setattr(
-        langchain_specfuse, "demo_members", lambda size: [Actor(name=name) for name in names]
-    )
-    run_notebook(path)
-    cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
-    assert any(cell["outputs"] for cell in cells)
-    assert not [
-        output for cell in cells for output in cell["outputs"] if output["output_type"] == "error"
-    ]
-
-
-@pytest.mark.real
-@pytest.mark.long
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_shows_its_benefit_with_real_models(path, monkeypatch, tmp_path, capsys):
-    monkeypatch.chdir(tmp_path)
-    run_notebook(path)
-    assert BENEFITS[path.stem] in capsys.readouterr().out
-
-
 def test_every_example_is_tested_and_says_what_it_shows():
-    assert set(EXAMPLES) == {*SCRIPTED, *REAL, *RAY, *GUARDRAILS}
+    assert set(EXAMPLES) == {*SCRIPTED, *HOSTED, *REAL, *RAY, *GUARDRAILS}
     texts = {name: path.read_text() for name, path in EXAMPLES.items()}
     assert all(text.startswith('"""') for text in texts.values())
