@@ -7,7 +7,7 @@ processor time for an answer over HTTP minus that of the chat model's own stream
 in pairs in alternating order, with one stream and with many. Every answer is compared with the chat
 model's own.
 
-    python benchmarks/endpoint.py [--segments 100] [--streams 32] [--repeats 9] [--tiny]
+    python benchmarks/endpoint.py [--segments 100] [--streams 32] [--repeats 5] [--tiny]
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ async def run(url: str, segments: int, streams: int, repeats: int) -> list[dict[
 
 def main() -> None:
     tiny = {"repeats": 1, "segments": 5, "streams": 2}
-    parser = arguments(__file__, __doc__, tiny=tiny, repeats=9, segments=100, streams=32)
+    parser = arguments(__file__, __doc__, tiny=tiny, repeats=5, segments=100, streams=32)
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.serve:

@@ -32,7 +32,7 @@ MEASURES = (
 )
 """The parts of the package that decide these figures."""
 
-RATES = (0.25, 0.5, 1.0)
+RATES = (0.5, 1.0)
 BYSTANDERS = 4
 
 

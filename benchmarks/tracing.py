@@ -3,7 +3,7 @@
 Members are scripted and answer at once; traces are sent to a process next door. All depths give the
 same answer.
 
-    python benchmarks/tracing.py [--repeats 20] [--tiny]
+    python benchmarks/tracing.py [--repeats 10] [--tiny]
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def per_round(client: Client, repeats: int) -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
-    given = arguments(__file__, __doc__, tiny={"repeats": 2}, repeats=20).parse_args()
+    given = arguments(__file__, __doc__, tiny={"repeats": 2}, repeats=10).parse_args()
     with subprocess.Popen([sys.executable, "-c", SINK], stdout=subprocess.PIPE, text=True) as sink:
         try:
             assert sink.stdout is not None
