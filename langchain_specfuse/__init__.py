@@ -1,4 +1,4 @@
-"""Several LLMs write one answer together, as one LangChain chat model.
+"""One LangChain chat model around several models: a lead, its reserve, checks, or a vote.
 
 Names are loaded when they are first used: importing the package imports neither torch nor
 transformers.

@@ -84,7 +84,10 @@ class _Profile(dict[str, Any]):
 
 
 class SpecFuseChatModel(Options, BaseChatModel):
-    """Several LLMs write one answer together, segment by segment.
+    """One chat model around several models.
+
+    One leads and the others are in reserve, or all of them vote; checks judge text before it is
+    shown.
 
     >>> from langchain_specfuse import ScriptedMember, SpecFuseChatModel
     >>> llm = SpecFuseChatModel(
