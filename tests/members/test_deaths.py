@@ -49,9 +49,17 @@ def until_cut(reply: Callable[[Any], Reply], cut: int) -> Callable[[Any], Reply]
     return lambda body: replace(reply(body), cut=cut)
 
 
-@pytest.mark.parametrize("version", [None, "v1"])
-@pytest.mark.parametrize("other", ["openai", "anthropic", "mistral"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "other", "version"),
+    [
+        (kind, other, version)
+        for (kind, other), version in zip(
+            itertools.product(KINDS, ["openai", "anthropic", "mistral"]),
+            itertools.cycle([None, "v1"]),
+            strict=False,
+        )
+    ],
+)
 async def test_a_lead_that_dies_in_its_reasoning_is_replaced_and_the_conversation_goes_on(
     servers: Any, kind: Kind, other: Kind, version: Any
 ) -> None:

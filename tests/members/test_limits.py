@@ -57,8 +57,15 @@ def exits_of(message: Any) -> list[tuple[str, str]]:
 # --- silence --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", ["sync", "async"])
-@pytest.mark.parametrize(("at", "limit_s"), [(0, FIRST_S), (1, SILENCE_S), (4, SILENCE_S)])
+@pytest.mark.parametrize(
+    ("at", "limit_s", "way"),
+    [
+        (0, FIRST_S, "sync"),
+        (0, FIRST_S, "async"),
+        (1, SILENCE_S, "sync"),
+        (4, SILENCE_S, "async"),
+    ],
+)
 def test_a_lead_that_falls_silent_is_replaced_in_mid_sentence(
     remote: Remote, short: None, at: int, limit_s: float, way: str
 ) -> None:
