@@ -366,13 +366,12 @@ OPENERS = [
     ("anthropic", "Certainly! Here is the full answer:\n\n"),
 ]
 STARTS = [
-    # each opener with each answer and with each count; all combinations in the long tests
-    pytest.param(
-        answer, *opener, count, marks=() if (first + second + third) % 5 == 0 else pytest.mark.long
-    )
+    # every answer meets every opener and every count, but not each opener with each count
+    (answer, *opener, count)
     for first, answer in enumerate(OTHERS)
     for second, opener in enumerate(OPENERS)
     for third, count in enumerate(COUNTS)
+    if (first + second + third) % len(OPENERS) == 0
 ]
 
 
