@@ -198,27 +198,44 @@ def _lines(lines: Iterable[str]) -> str:
 
 def command(name: str) -> str:
     """The options of the command or of a subcommand, from its argparse parser, in the parser's
-    groups. Of a subcommand's options, those that the command has, too, are only named."""
+    groups. Named only: options that are described as a field of the chat model is, and those of a
+    subcommand that the command has, too."""
     parser = importlib.import_module(f"langchain_specfuse.cli.{name}").parser()
-    known = (
-        []
-        if name == "main"
-        else [
-            row
-            for _, rows in _groups(importlib.import_module("langchain_specfuse.cli.main").parser())
-            for row in rows
-        ]
-    )
-    parts, same = [], []
+    main = importlib.import_module("langchain_specfuse.cli.main").parser()
+    known = [] if name == "main" else [row for _, rows in _groups(main) for row in rows]
+    parts, above, fields = [], [], []
     for title, rows in _groups(parser):
-        same += [f"`{row[0].split('`')[1]}`" for row in rows if row in known]
-        if new := [row for row in rows if row not in known]:
+        new = []
+        for row in rows:
+            if row in known:
+                above.append(_flag(row))
+            elif row[1].startswith(_description(_flag(row))):
+                fields.append(_flag(row))
+            else:
+                new.append(row)
+        if new:
             if title not in ("positional arguments", "options"):  # argparse's own titles
                 parts += [f"**{title}**", ""]
             parts += [*tables.table(("option", "what it does"), new), ""]
-    if same:
-        parts += [f"As above: {', '.join(same)}.", ""]
+    for where, names in (("As [in Python](chat-model.md#fields)", fields), ("As above", above)):
+        if names:
+            parts += [f"{where}: {', '.join(f'`{flag}`' for flag in names)}.", ""]
     return "\n".join(parts)
+
+
+def _flag(row: tuple[str, str]) -> str:
+    return row[0].split("`")[1]
+
+
+def _description(flag: str) -> str:
+    """The description of the chat model's field, or the method's option, of this name; otherwise
+    what no text begins with."""
+    from langchain_specfuse.chat.options import Options
+    from langchain_specfuse.core.options import Method
+
+    name = flag.removeprefix("--").replace("-", "_")
+    field = Options.model_fields.get(name) or Method.model_fields.get(name)
+    return _cell(field.description or "") if field else "\n"
 
 
 def _groups(parser: argparse.ArgumentParser) -> Iterator[tuple[str | None, list[tuple[str, str]]]]:
