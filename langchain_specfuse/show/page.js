@@ -272,9 +272,9 @@ function checks() {
   const totals = new Map();
   for (const item of rounds) {
     for (const name of names(item.checks)) {
-      const { passed = 0, rejected = 0 } = of(item.checks, name);
-      const [before, refusedBefore] = totals.get(name) ?? [0, 0];
-      totals.set(name, [before + passed, refusedBefore + rejected]);
+      const { passed = 0, rejected = 0, redacted = 0 } = of(item.checks, name);
+      const before = totals.get(name) ?? [0, 0, 0];
+      totals.set(name, [passed, rejected, redacted].map((many, at) => before[at] + many));
     }
   }
   const all = [...rounds.flatMap((item) => list(item.rejected).map((one) => ({ round: item.round, ...one }))), ...list(run.rejected)];
@@ -282,8 +282,9 @@ function checks() {
   (rounds.length ? part("whole") : part("run-part")).before(part("checks-part"));
   part("checks").replaceChildren();
   if (all.length) part("checks").append(rejections(all, true));
-  if (totals.size) part("checks").append(table("How often each check was passed", [head("check", "col", "words"), "passed", "rejected"],
-    [...totals].map(([name, counts]) => node("tr", {}, head(visible(name), "row"), ...counts.map((many) => cell(String(many)))))));
+  const heads = ["passed", "refused", "replaced"].slice(0, [...totals.values()].some((counts) => counts[2]) ? 3 : 2);
+  if (totals.size) part("checks").append(table("How often each check was passed", [head("check", "col", "words"), ...heads],
+    [...totals].map(([name, counts]) => node("tr", {}, head(visible(name), "row"), ...heads.map((_, at) => cell(String(counts[at])))))));
 }
 
 // What was shown in the place of a refused draft: what follows the part of it that was kept.

@@ -334,6 +334,17 @@ def test_where_one_model_leads_the_page_shows_checks_and_takeovers_and_nothing_o
     assert one.page.evaluate("document.documentElement.scrollWidth") <= 1280
 
 
+def test_what_was_redacted_is_counted(opened):
+    counts = {"redact(email)": {"redacted": 2}, "polite": {"passed": 1}}
+    one = opened(Trace([a_round(1, {"a": "[redacted]"}, "a", checks=counts)]).html())
+    rows = one.page.locator("#checks tr").all_inner_texts()
+    assert [row.split() for row in rows] == [
+        ["check", "passed", "refused", "replaced"],
+        ["redact(email)", "0", "0", "2"],
+        ["polite", "1", "0", "0"],
+    ]
+
+
 def test_members_in_reserve_have_not_left(opened):
     """The lead writes alone; the reserve has no weight."""
     lead = a_round(1, {"a": "A coat."}, "a", lead="a", ended=True, finish="stop")
