@@ -1,8 +1,11 @@
-"""Several members write a function each. The answer is the function whose results most of them
+"""Several models write a function each. The answer is the function whose results most of them
 agree on.
 
 ``result`` runs the code of every answer with a few inputs. Run code of models in a sandbox only; to
 keep this example short, it is a subprocess with a time limit.
+
+    pip install langchain-specfuse
+    python examples/code_that_runs.py   # scripted members, no network
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Serve the ensemble at a port, and ask it with OpenAI's client. Both run in this process."""
+"""Serve the chat model at a port, and ask it with OpenAI's client. Both run in this process.
+
+pip install "langchain-specfuse[serve]" openai
+python examples/endpoint.py   # scripted members, no network
+"""
 
 import threading
 import time

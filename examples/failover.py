@@ -2,6 +2,9 @@
 
 Runs without a network. The first model stands for a provider whose connection breaks; in your code
 it is a ChatOpenAI or a ChatAnthropic, and the spare is another provider or a model of your own.
+
+    pip install langchain-specfuse
+    python examples/failover.py
 """
 
 from collections.abc import Iterator

@@ -4,7 +4,7 @@ This is plain LangChain: the package does not merge answers, because that made a
 models worse in our study (docs/development/what-is-shown.md). Compare it with one model on
 questions of your own.
 
-    pip install langchain-specfuse langchain-openai langchain-anthropic
+    pip install langchain-specfuse langchain langchain-openai langchain-anthropic
     OPENAI_API_KEY=... ANTHROPIC_API_KEY=... python examples/fusion.py
 """
 

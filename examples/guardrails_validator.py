@@ -1,7 +1,9 @@
 """Use a validator of Guardrails AI as a check.
 
-Install it first: ``pip install guardrails-ai``. Its hub has many more validators, such as
-``from guardrails.hub import ToxicLanguage`` after
+    pip install langchain-specfuse guardrails-ai
+    python examples/guardrails_validator.py   # scripted members, no network
+
+Guardrails' hub has many more validators, such as ``from guardrails.hub import ToxicLanguage`` after
 ``guardrails hub install hub://guardrails/toxic_language``.
 
 Leave out ``on_fail``: the validator only judges, and other drafts repair the answer. The validator

@@ -1,7 +1,7 @@
 """Answer from documents, with citations: every number, date and quotation of the answer must occur
 in the passages that were found, and every sentence must name its passage.
 
-    pip install langchain-specfuse langchain-openai
+    pip install langchain-specfuse langchain langchain-openai
     OPENAI_API_KEY=... python examples/rag.py
 """
 

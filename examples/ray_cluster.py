@@ -1,4 +1,8 @@
-"""Run members on a Ray cluster. The example starts it on this machine and stops it at the end."""
+"""Run models on a Ray cluster. The example starts it on this machine and stops it at the end.
+
+pip install "langchain-specfuse[ray]"
+python examples/ray_cluster.py   # scripted members, no network
+"""
 
 import os
 

@@ -1,7 +1,7 @@
 """Redaction: personal data and secrets of your own are replaced while the answer is streamed,
 before anybody sees a part of them.
 
-    pip install langchain-specfuse langchain-openai
+    pip install langchain-specfuse langchain langchain-openai
     OPENAI_API_KEY=... python examples/redaction.py
 """
 

@@ -1,5 +1,9 @@
 """Serve several replicas of an endpoint at one address with Ray Serve, which distributes the
-requests. Needs ray[serve]."""
+requests.
+
+    pip install "langchain-specfuse[ray,serve]" "ray[serve]"
+    python examples/serve_ray.py   # scripted members, no network
+"""
 
 import json
 import logging

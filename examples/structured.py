@@ -1,6 +1,10 @@
-"""Get objects as answers. A grammar makes them valid, however small the models are. The first run
-fetches 1.2 GB of weights without asking; DEMO=small in the environment takes smaller models,
-0.35 GB."""
+"""Get objects as answers. A grammar makes them valid, however small the models are.
+
+    pip install "langchain-specfuse[demo]"
+    DEMO=small python examples/structured.py
+
+The first run fetches the demo's models without asking, 0.35 GB; 1.2 GB without DEMO=small.
+"""
 
 from typing import Literal
 

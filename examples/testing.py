@@ -1,4 +1,8 @@
-"""Test code that uses a chat model: pytest examples/testing.py"""
+"""Test code that uses a chat model, without a model.
+
+pip install langchain-specfuse pytest
+pytest examples/testing.py
+"""
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.output_parsers import StrOutputParser

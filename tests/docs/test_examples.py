@@ -226,7 +226,9 @@ def test_an_example_with_a_validator_of_guardrails_runs(name, capsys):
     assert "guarantee" not in printed
 
 
-def test_every_example_is_tested_and_says_what_it_shows():
+def test_every_example_is_tested_and_says_how_to_run_it():
     assert set(EXAMPLES) == {*SCRIPTED, *HOSTED, *REAL, *RAY, *GUARDRAILS}
     texts = {name: path.read_text() for name, path in EXAMPLES.items()}
-    assert all(text.startswith('"""') for text in texts.values())
+    for name, text in texts.items():
+        head = text.split('"""')[1]
+        assert "pip install" in head and f"examples/{name}.py" in head
