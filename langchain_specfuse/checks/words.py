@@ -190,7 +190,8 @@ def max_words(n: int) -> Check:
     Whatever stands between two spaces is a word if it contains a letter or a digit. In Chinese and
     Japanese text, every character is a word.
     """
-    return _ready(MaxWords(_count(n, "max_words")), f"max_words({n})")
+    check = _ready(MaxWords(_count(n, "max_words")), f"max_words({n})")
+    return replace(check, takes_context=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,9 +200,12 @@ class MaxWords:
 
     n: int
 
-    def __call__(self, text: str) -> str | None:
-        words = sum(1 for _ in _WORD.finditer(text))
-        return _excess(words, self.n, "word")
+    def __call__(self, text: str, context: CheckContext | None = None) -> str | None:
+        start, words = _counted(self, text, context)
+        starts = [found.start() for found in _WORD.finditer(text, start)]
+        if starts and context is not None:
+            context.memory[self] = text, starts[-1], words + len(starts) - 1
+        return _excess(words + len(starts), self.n, "word")
 
 
 def max_sentences(n: int) -> Check:
@@ -213,7 +217,8 @@ def max_sentences(n: int) -> Check:
     A sentence contains a letter. It ends with a punctuation mark, an empty line, an item of a list
     or a heading, but not with an abbreviation ("Dr. No") or the number of an item.
     """
-    return _ready(MaxSentences(_count(n, "max_sentences")), f"max_sentences({n})")
+    check = _ready(MaxSentences(_count(n, "max_sentences")), f"max_sentences({n})")
+    return replace(check, takes_context=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,12 +227,14 @@ class MaxSentences:
 
     n: int
 
-    def __call__(self, text: str) -> str | None:
-        ends = sentence_ends(text)
-        starts = [0, *ends]
-        sentences = [text[start:end] for start, end in zip(starts, [*ends, len(text)], strict=True)]
-        count = sum(any(map(str.isalpha, sentence)) for sentence in sentences)
-        return _excess(count, self.n, "sentence")
+    def __call__(self, text: str, context: CheckContext | None = None) -> str | None:
+        start, count = _counted(self, text, context)
+        for end in sentence_ends(text, start):
+            count += any(map(str.isalpha, text[start:end]))
+            start = end
+        if context is not None:
+            context.memory[self] = text, start, count
+        return _excess(count + any(map(str.isalpha, text[start:])), self.n, "sentence")
 
 
 def lowercase() -> Check:
@@ -257,6 +264,15 @@ def _count(n: Any, name: str) -> int:
         error = UsageError(f"{name} takes a whole number above 0, got {n!r:.80}")
         raise advised(error, f"for example checks.{name}(80)")
     return n
+
+
+def _counted(check: Any, text: str, context: CheckContext | None) -> tuple[int, int]:
+    """The place up to which the check has counted this text in this answer, when it was shorter,
+    and its count there, which no longer text changes. So a long answer is counted once, not again
+    at every word."""
+    memory = {} if context is None else context.memory
+    counted, place, count = memory.get(check, ("", 0, 0))
+    return (place, count) if text.startswith(counted) else (0, 0)
 
 
 def _excess(count: int, limit: int, noun: str) -> str | None:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from langchain_specfuse import UsageError, checks
+from langchain_specfuse.core.checks import CheckContext
 
 TEXTS = st.text(alphabet=st.sampled_from("aB1. ,!?\n天。”'-_éǅ"), max_size=60)
 CLOSED = [
@@ -27,6 +28,15 @@ def test_every_beginning_of_a_text_that_passes_passes(check, text):
     first_fault = next((end for end, reason in enumerate(verdicts) if reason), len(verdicts))
     assert verdicts[0] is None
     assert all(verdicts[first_fault:])
+
+
+@pytest.mark.parametrize("check", [checks.max_words(3), checks.max_sentences(2)])
+@given(texts=st.lists(TEXTS, max_size=4), cut=st.integers(0, 60))
+def test_what_was_counted_before_changes_no_verdict(check, texts, cut):
+    grown = ["".join(texts[:end]) for end in range(1, len(texts) + 1)]
+    context = CheckContext([], "", "a", ended=False)
+    for text in [*grown, "".join(texts)[:cut], *grown]:
+        assert check.function(text, context) == check.function(text)
 
 
 @given(text=TEXTS)
