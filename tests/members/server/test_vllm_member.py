@@ -86,10 +86,8 @@ def starts(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     yield read
     unload()
-    processes = [pid for start in read() for pid in start["pids"]]
-    if not are_gone(processes):
-        gc.collect()  # members that a failed test has left
-    until(lambda: are_gone(processes))
+    gc.collect()  # members that a failed test has left
+    until(lambda: are_gone([pid for start in read() for pid in start["pids"]]))
 
 
 def job(id: str = "q") -> DraftJob:
