@@ -176,7 +176,8 @@ class Redacting:
             first = replace(first, parts=tuple(parts))
             own.rest = replace(own.rest, parts=tuple(waiting))
         own.text = new
-        return replace(first, thought=thought, calls=calls)
+        # What follows is not redacted yet, so no check may see it.
+        return replace(first, thought=thought, calls=calls, following="")
 
     def _edits(self, before: str, text: str, following: str = "") -> tuple[Edits, int]:
         """What is replaced in a text after another one, and where something may begin that later
