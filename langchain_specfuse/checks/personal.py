@@ -57,15 +57,14 @@ class PersonalPattern:
         """The places of the matches that have one of the last characters of the text."""
         return self.found(text, self._start(text, len(text) - count))[0]
 
-    def pending(self, text: str, following: str = "") -> int:
-        """The place from which on the text may be the beginning of a match, if it goes on, and with
-        what is known to follow; otherwise its length.
+    def pending(self, text: str) -> int:
+        """The place from which on the text may be the beginning of a match, if it goes on;
+        otherwise its length.
 
         >>> CARD.pending("It costs 9 euros. Pay with 4111 11"), CARD.pending("In 1998")
         (27, 7)
         """
-        spans, begun = self.found(text + following, self._start(text, len(text)))
-        return min([begun, len(text), *(start for start, end in spans if end > len(text))])
+        return self.found(text, self._start(text, len(text)))[1]
 
     def _start(self, text: str, at: int) -> int:
         """A place before everything that concerns the text after this one."""

@@ -89,8 +89,8 @@ class ForbidsPersonal:
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """Where a text ends with the beginning of these characters, if it goes on with what is known
-    to follow. An empty text among them stands for any character.
+    """Where a text ends with the beginning of these characters. An empty text among them stands for
+    any character.
 
     >>> Beginning(("4", "2", " ", "1"), ignores_case=False)("or 42")
     3
@@ -99,11 +99,10 @@ class Beginning:
     characters: tuple[str, ...]
     ignores_case: bool
 
-    def __call__(self, text: str, following: str = "") -> int:
+    def __call__(self, text: str) -> int:
         size = len(text)
-        known = text + following
         for start in range(max(size - len(self.characters), 0), size):
-            pairs = zip(self.characters, known[start:], strict=False)
+            pairs = zip(self.characters, text[start:], strict=False)
             if all(self._is_same(*pair) for pair in pairs):
                 return start
         return size

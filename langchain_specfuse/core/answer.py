@@ -320,15 +320,7 @@ def legal_part(draft: Draft, answer: Answer) -> Draft:
     legal = referee.legal(answer.text, text)
     if legal < len(text):
         # The tokens of the shorter text are unknown, and so are their log-probabilities.
-        draft = replace(
-            draft,
-            text=text[:legal],
-            ended=False,
-            tokens=(),
-            logprobs=None,
-            ends=None,
-            following="",
-        )
+        draft = replace(draft, text=text[:legal], ended=False, tokens=(), logprobs=None, ends=None)
     whole = answer.text + draft.text
     if draft.ended and not referee.may_end(whole):
         logprobs = draft.logprobs and draft.logprobs[: len(draft.tokens)]

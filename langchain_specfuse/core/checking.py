@@ -357,17 +357,12 @@ class Checking:
         self._count(jobs, verdicts)
         return faults
 
-    def _following(self, item: Continuation) -> str:
-        """What is known of the text that follows. After a fault, others may write it."""
-        is_last = len(item.after.text) == len(item.before.text) + len(item.draft.text)
-        return item.draft.following if is_last and self._redraft is None else ""
-
     def _jobs(self, item: Continuation) -> Iterator[CheckJob]:
         """What to ask about this draft."""
         after = item.after
         for check in self._checks:
             mark = item.marks[check.name]
-            places, _ = _places(check, after, mark, self._following(item))
+            places, _ = _places(check, after, mark)
             for place in places:
                 # All of the text may have passed before it turned out to be the end.
                 is_end = after.finish is not None and place == len(after.text)
@@ -390,7 +385,7 @@ class Checking:
         after = item.after
         marks = dict(item.marks)
         for check in self._checks:
-            places, _ = _places(check, after, marks[check.name], self._following(item))
+            places, _ = _places(check, after, marks[check.name])
             marks[check.name] = max([marks[check.name], *places])
         return marks
 
@@ -572,9 +567,9 @@ class Checking:
         first = [*self._held_back, item][0]
         return max(item.before.shown, len(first.before.text))
 
-    def _hold(self, answer: Answer, marks: Marks, following: str = "") -> int:
+    def _hold(self, answer: Answer, marks: Marks) -> int:
         """The place from which on text is held back, if what precedes it has passed."""
-        holds = [_places(check, answer, marks[check.name], following)[1] for check in self._checks]
+        holds = [_places(check, answer, marks[check.name])[1] for check in self._checks]
         hold = min(holds, default=len(answer.text))
         if answer.finish is None:
             spellings = [it.spelling for it in self._spelled if it.spelling.is_distinct]
@@ -891,7 +886,7 @@ class Checking:
         item = Continuation(before, self._marks, draft, author, after)
         self._marks = self._passed.get(author, self._marks)
         self._passed = {}
-        hold = max(self._hold(after, self._marks, self._following(item)), before.shown)
+        hold = max(self._hold(after, self._marks), before.shown)
         shown = min(after.shown, hold)
         released = after.text[before.shown : shown]
         answer = replace(after, shown=shown, verified=shown, released=released)
@@ -920,10 +915,9 @@ def _literals(checks: Sequence[Check]) -> Iterator[Refused]:
 # --- places ---------------------------------------------------------------------------------------
 
 
-def _places(check: Check, answer: Answer, mark: int, following: str = "") -> tuple[list[int], int]:
+def _places(check: Check, answer: Answer, mark: int) -> tuple[list[int], int]:
     """The places in this answer where a check runs, and how much of the answer may be shown once it
-    passes. Places before ``mark``, up to which it has passed, may be left out. ``following`` is
-    what is known of the text after the answer."""
+    passes. Places before ``mark``, up to which it has passed, may be left out."""
     text = answer.text
     spoken = answer.referee.before_calls(text)
     in_calls = spoken < len(text) or bool(answer.calls)
@@ -941,14 +935,11 @@ def _places(check: Check, answer: Answer, mark: int, following: str = "") -> tup
         if in_calls and not (check.judges_calls and text[:spoken].strip()):
             return [], len(text)
         return [spoken], len(text)
-    complete = is_over or in_calls
-    if complete:
-        following = ""
-    places, hold = places_in(check.at, text[:spoken], complete, min(mark, spoken), following)
+    places, hold = places_in(check.at, text[:spoken], is_over or in_calls, min(mark, spoken))
     if in_calls and hold == spoken:
         return places, len(text)
-    if check.pending is not None and not complete:
-        end = check.pending(text[:hold], following if hold == len(text) else "")
+    if check.pending is not None and not (is_over or in_calls):
+        end = check.pending(text[:hold])
         hold = hold if end >= hold else word_start(text, end)
     return places, hold
 

@@ -85,10 +85,9 @@ class Check:
     """Whether the function is passed the :class:`CheckContext` although it does not require it."""
     identity: str = ""
     """A text that is equal for equal checks in every process, if there is one."""
-    pending: Callable[[str, str], int] | None = field(default=None, compare=False)
+    pending: Callable[[str], int] | None = field(default=None, compare=False)
     """The place from which on a text may be the beginning of something at fault; the length of the
-    text if there is none. Text from there on is held back until more text decides. The second text
-    is what is known to follow."""
+    text if there is none. Text from there on is held back until more text decides."""
     literal: str = field(default="", compare=False)
     """The only text that it refuses. If this is an address or a long number, other spellings of it
     are refused, too."""
@@ -234,20 +233,15 @@ _LINE = re.compile("\n")
 _FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[^\n]*$", re.MULTILINE)
 
 
-def places_in(
-    at: Place, text: str, complete: bool, start: int = 0, following: str = ""
-) -> tuple[list[int], int]:
+def places_in(at: Place, text: str, complete: bool, start: int = 0) -> tuple[list[int], int]:
     """Find the places in this text where a check runs, and how much of the text may be shown once
     all of them pass. The rest is held back, because it belongs to a unit that may still go on.
 
     ``complete`` says that no more text follows. The text up to ``start`` has passed; places in it
-    may be left out. ``following`` is what is known of the text after this one. ``answer`` and
-    ``call`` do not depend on the text.
+    may be left out. ``answer`` and ``call`` do not depend on the text.
 
     >>> places_in("segment", "The sky is bl", False), places_in("segment", "It is 19", True)
     (([10], 10), ([8], 8))
-    >>> places_in("segment", "The sky", False, following=" is")
-    ([7], 7)
     >>> places_in("sentence", "One. Two is 2.5", False)
     ([4], 4)
     >>> places_in("line", "a\\nb", False)
@@ -256,20 +250,24 @@ def places_in(
     ([], 4)
     """
     passed = start
-    known = text + following
     if at == "segment":
-        # A word or a number at the end of a text may still go on.
-        places = [len(text) if complete else word_start(known, len(text))]
+        places = [len(text) if complete else _last_seam(text)]
     elif at == "sentence":
-        places = units(known, start)
+        places = units(text, start)
     elif at == "line":
-        places = [match.end() for match in _LINE.finditer(known, start)]
+        places = [match.end() for match in _LINE.finditer(text, start)]
     else:
         return _blocks_in(text, complete)
-    places = [place for place in places if 0 < place <= len(text)]
+    places = [place for place in places if place > 0]
     if complete and (not places or places[-1] < len(text)):
         places.append(len(text))
     return places, places[-1] if places else passed
+
+
+def _last_seam(text: str) -> int:
+    """The last place where a word has certainly ended. A word or a number at the end of a text may
+    still go on."""
+    return word_start(text, len(text))
 
 
 def _blocks_in(text: str, complete: bool) -> tuple[list[int], int]:

@@ -52,7 +52,6 @@ def divided(draft: Draft, at: int, count: int) -> tuple[Draft, Draft]:
         logprobs=logprobs and logprobs[:count],
         ends=ends and ends[:count],
         is_silent=False,
-        following="",
     )
     rest = Draft(
         draft.text[at:],

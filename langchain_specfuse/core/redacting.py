@@ -147,7 +147,7 @@ class Redacting:
     def _released(self, own: _Own, draft: Draft, before: str, *, is_last: bool) -> Draft:
         """The part of a draft that is decided, redacted. The rest waits."""
         text = draft.text
-        edits, begun = self._edits(before, text, draft.following)
+        edits, begun = self._edits(before, text)
         cut = len(text)
         if begun < cut and not is_last:
             cut = word_start(text, begun)
@@ -176,22 +176,18 @@ class Redacting:
             first = replace(first, parts=tuple(parts))
             own.rest = replace(own.rest, parts=tuple(waiting))
         own.text = new
-        # What follows is not redacted yet, so no check may see it.
-        return replace(first, thought=thought, calls=calls, following="")
+        return replace(first, thought=thought, calls=calls)
 
-    def _edits(self, before: str, text: str, following: str = "") -> tuple[Edits, int]:
+    def _edits(self, before: str, text: str) -> tuple[Edits, int]:
         """What is replaced in a text after another one, and where something may begin that later
-        text decides. ``following`` is what is known of that text."""
+        text decides."""
         start = len(before)
-        begun = here = start + len(text)
+        begun = start + len(text)
         found: Edits = []
         for name, rule in self._rules.items():
-            spans, pending = rule.found(before + text + following, start)
-            pending = min([pending, *(first for first, end in spans if end > here)])
+            spans, pending = rule.found(before + text, start)
             begun = min(begun, max(pending, start))
             for first, end in spans:
-                if end > here:
-                    continue
                 if first < start:  # its first words were shown, and the space after them stays
                     first = min(start + len(text) - len(text.lstrip()), end - 1)
                 found.append((first - start, end - start, rule.with_, name))

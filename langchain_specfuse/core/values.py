@@ -285,9 +285,6 @@ class Draft:
     on."""
     written: int = 0
     """How many tokens were written for it, if it was redacted: they do not spell its text."""
-    following: str = field(default="", repr=False)
-    """What its writer's next draft begins with, as far as it has come: it shows whether the last
-    word of this draft has ended."""
 
     @property
     def size(self) -> int:

@@ -302,8 +302,7 @@ def in_complete_words(draft: Draft) -> tuple[Draft, Draft] | None:
         count, size = len(draft.tokens), len(text)
     if not size:
         return None
-    first, rest = divided(draft, size, count)
-    return replace(first, following=rest.text), rest
+    return divided(draft, size, count)
 
 
 def without_beginning(draft: Draft, size: int) -> Draft:

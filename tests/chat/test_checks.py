@@ -2,15 +2,12 @@
 
 import re
 from dataclasses import replace
-from threading import Event
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis
 from hypothesis import strategies as st
-from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage
-from langchain_core.outputs import ChatGenerationChunk
+from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.tools import tool
 from pydantic import BaseModel
 
@@ -86,43 +83,6 @@ def test_another_members_draft_takes_the_place_of_a_refused_one():
 def test_the_same_chunks_come_whether_a_check_that_passes_is_there_or_not_once_text_is_complete():
     plain, checked = llm_of(UNSAFE, SAFE), llm_of(UNSAFE, SAFE, checks=[lambda text: None])
     assert "".join(stream(checked)) == "".join(stream(plain))
-
-
-class Waiting(CallingModel):
-    """Writes its third word once the first one is shown."""
-
-    shown: Any = None
-    is_in_time: list[bool] = []  # noqa: RUF012 (a field)
-
-    def _stream(self, *_, **__):
-        for text in ("The", " quick", " fox"):
-            if text == " fox":
-                self.is_in_time.append(self.shown.wait(10))
-            info = {"finish_reason": "stop"} if text == " fox" else {}
-            yield ChatGenerationChunk(message=AIMessageChunk(text, response_metadata=info))
-
-
-@pytest.mark.parametrize(
-    "rule",
-    [
-        forbids("cat"),
-        checks.forbids("cat"),
-        checks.forbids("cat|dog"),
-        checks.forbids(checks.EMAIL),
-        checks.redact("email"),
-        checks.redact("cat|dog"),
-    ],
-)
-@pytest.mark.parametrize("count", [1, 2])
-def test_a_word_is_shown_once_the_next_one_has_begun(rule, count):
-    models = [Waiting(name=f"m{at}", replies=[], asked=[], shown=Event()) for at in range(count)]
-    llm = SpecFuseChatModel(members=models, checks=[rule])
-    text = ""
-    for chunk in llm.stream("x"):
-        text += chunk.text
-        if text:
-            models[0].shown.set()
-    assert (text, models[0].is_in_time) == ("The quick fox", [True])
 
 
 def test_checks_can_be_chosen_for_a_call_and_left_out():

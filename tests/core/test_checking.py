@@ -54,19 +54,6 @@ def test_places_after_passed_text_are_those_of_the_whole_text(place, text, compl
     assert max(held, passed) == max(hold, passed)
 
 
-@given(
-    st.sampled_from(["segment", "sentence", "line", "block"]),
-    st.text(alphabet="a1.!\"')。」 \n`", max_size=40),
-    st.integers(0, 40),
-)
-def test_text_that_is_known_to_follow_shows_places_early_and_no_other_ones(place, text, size):
-    before, following = text[:size], text[size:]
-    every, hold = places_in(place, before, False, following=following)
-    ends = [at for end in range(len(text) + 1) for at in places_in(place, text[:end], False)[0]]
-    assert {*every} <= {*ends, 0} and {*places_in(place, before, False)[0]} <= {*every, *ends}
-    assert places_in(place, before, False)[1] <= hold <= len(before)
-
-
 def typists(count, seed, **options):
     members = {f"m{i}": Typist(seed + i, **options) for i in range(count)}
     return members, [Panelist(name, excludes=True) for name in members]

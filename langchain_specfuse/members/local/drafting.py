@@ -127,8 +127,6 @@ class OpenDraft:
         if kept < len(self.tokens) and (row := self.logits.get(kept)) is not None:
             cache.keep_logits(self.key, len(self.context) + kept, row)
         logprobs = end.logprobs(self.logprobs, self.end_logprob)
-        # A lead goes on with the tokens that are not kept; in a vote, another draft may win.
-        is_known = self.job.leads and not end.rest and self._added.text.startswith(text)
         return Draft(
             text,
             end.ended,
@@ -137,7 +135,6 @@ class OpenDraft:
             effort,
             tuple(ends),
             others=self.others,
-            following=self._added.text[len(text) :] if is_known else "",
         )
 
     def leftover(self) -> Leftover:

@@ -35,10 +35,7 @@ def test_the_first_draft_of_a_lead_is_its_first_word(text, word):
     assert first.text == word and not first.ended
     rest = drafted(member, after(member, job, first))
     assert len(rest.text) > len(word) and text.startswith(word + rest.text)
-    assert rest.text.startswith(first.following)
-    assert first.following or word == "天"
-    voter = drafted(member, replace(job, leads=False))
-    assert len(voter.text) > len(word) and not voter.following
+    assert len(drafted(member, replace(job, leads=False)).text) > len(word)
 
 
 def test_a_lead_that_takes_over_has_no_first_word():
