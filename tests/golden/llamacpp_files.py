@@ -111,7 +111,9 @@ def with_another() -> dict[str, Any]:
         equals = asked(llm, QUESTION)
         return {
             "equals": equals,
-            "lead": asked(llm, QUESTION, lead="smollm2", method={"margin": 0.5}),
+            "lead": asked(
+                llm, QUESTION, lead="smollm2", method={"margin": 0.5, "segment_tokens": 5}
+            ),
         }
 
 
