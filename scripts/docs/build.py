@@ -279,9 +279,16 @@ def errors() -> str:
 
 
 def round_event() -> str:
-    """The second round of the scripted run, as a ``specfuse_round`` event without what is empty."""
+    """The second round of the scripted run, as a ``specfuse_round`` event without what is empty,
+    and without the costs, which are long."""
     shown = scripted()["rounds"][1]
-    return _json({key: value for key, value in shown.items() if value not in ("", [], {}, None)})
+    return _json(
+        {
+            key: value
+            for key, value in shown.items()
+            if value not in ("", [], {}, None) and key not in ("seconds", "tokens")
+        }
+    )
 
 
 def exit_event() -> str:

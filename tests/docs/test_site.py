@@ -138,3 +138,9 @@ def test_the_film_shows_the_acts_as_the_terminal_did_and_moves_only_for_those_wh
     assert svg.count("<g ") == 3 and "<script" not in svg
     plain = re.sub(r"@media \(prefers-reduced-motion:no-preference\)\{.*\}\}</style>", "", svg)
     assert "opacity:0" not in plain and "animation" not in plain
+
+
+def test_users_read_at_most_200_kilobytes() -> None:
+    """A page that grows takes the place of what its readers need less."""
+    pages = [*DOCS.glob("*.md"), *DOCS.glob("reference/*.md")]
+    assert sum(page.stat().st_size for page in pages) <= 200_000
