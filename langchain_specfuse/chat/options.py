@@ -323,6 +323,7 @@ _KEYS = (
     "server's is in the environment variable SPECFUSE_API_KEY"
 )
 FOREIGN: Mapping[str, Foreign] = {
+    "models": Foreign("use members=[...]"),
     "max_completion_tokens": Foreign("use max_tokens=..."),
     "num_predict": Foreign("use max_tokens=..."),
     "repeat_penalty": Foreign("use repetition_penalty=..."),
@@ -456,7 +457,8 @@ def _unknown(name: str, value: Any, known: Iterable[str]) -> UsageError:
     if name in Method.model_fields:
         shown = repr(value) if isinstance(value, str | int | float) else "..."
         error = UsageError(f"{name} is an option of the method")
-        return advised(error, f"method=Method({name}={shown})")
+        whole = "segment='answer', " if name in ("result", "samples") else ""
+        return advised(error, f"method=Method({whole}{name}={shown})")
     error = UsageError(f"there is no option {name!r}")
     if name in FOREIGN:
         return advised(error, FOREIGN[name].advice)

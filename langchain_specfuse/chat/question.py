@@ -261,10 +261,6 @@ def _result(call: Call, shape: _shape.Shape) -> Any:
     """The result by which whole answers are compared; None if answers are agreed by segments."""
     method = call.method
     if method.segment != "answer":
-        for name in ("result", "samples"):
-            if name in method.changes:
-                error = UsageError(f"{name} is given, but answers are agreed segment by segment")
-                raise advised(error, f"add segment='answer' to the method, or leave {name} out")
         return None
     is_constrained = shape.text is not None or bool(shape.tools)
     # The doctor's questions are answered in plain text: a number is not the result of a call.

@@ -253,6 +253,14 @@ class Method(Checked):
                 raise advised(UsageError(f"there is no option {name!r} of the method"), advice)
         return fields
 
+    @model_validator(mode="after")
+    def _need_whole_answers(self) -> Method:
+        needless = "result" if self.result is not None else "samples" if self.samples > 1 else None
+        if needless and self.segment != "answer":
+            error = UsageError(f"{needless} is given, but answers are agreed segment by segment")
+            raise advised(error, f"add segment='answer', or leave {needless} out")
+        return self
+
     @classmethod
     def named(cls, name: str, **changes: Any) -> Method:
         """One of :data:`METHODS`, with changes."""

@@ -47,6 +47,8 @@ WRONG: list[tuple[dict[str, Any], list[str]]] = [
         {"method": {"score": "logits"}},
         ["score", "'mean_prob', 'mean_logprob' or 'logprob_per_byte'"],
     ),
+    ({"method": {"samples": 3}}, ["samples", "segment by segment", "segment='answer'"]),
+    ({"method": {"result": "number"}}, ["result", "segment by segment", "segment='answer'"]),
     ({"method": {"scores": "mean_prob"}}, ["no option 'scores'", "method"]),
     ({"stop": ["END", ""]}, ["stop", "empty"]),
     ({"stop": 7}, ["stop", "a text or a list of texts"]),
@@ -86,10 +88,19 @@ UNKNOWN = [
         "score is an option of the method",
         "method=Method(score='mean_prob')",
     ),
+    ({"models": ["org/a"]}, "there is no option 'models'", "-> use members=[...]"),
     ({"segment_tokens": 4}, "segment_tokens is an option", "-> method=Method(segment_tokens=4)"),
     ({"segment": "answer"}, "segment is an option of", "-> method=Method(segment='answer')"),
-    ({"result": len}, "result is an option of the method", "-> method=Method(result=...)"),
-    ({"samples": 3}, "samples is an option of the method", "-> method=Method(samples=3)"),
+    (
+        {"result": len},
+        "result is an option of the method",
+        "-> method=Method(segment='answer', result=...)",
+    ),
+    (
+        {"samples": 3},
+        "samples is an option of the method",
+        "-> method=Method(segment='answer', samples=3)",
+    ),
     ({"prior": {"a": 2.0}}, "prior is an option of the method", "-> method=Method(prior=...)"),
     ({"verifiers": ["c"]}, "verifiers is an option of the", "-> method=Method(verifiers=...)"),
     ({"refusals": "any"}, "refusals is an option of the", "-> method=Method(refusals='any')"),
@@ -249,7 +260,10 @@ def test_a_method_is_given_by_name_as_an_object_or_as_its_options() -> None:
 def test_an_option_of_the_method_is_refused_with_chat_models_too() -> None:
     """Other arguments of a call go to their provider."""
     llm = SpecFuseChatModel(members=[FakeListChatModel(responses=["Blue."])])
-    assert "-> method=Method(samples=3)" in refusal(lambda: llm.invoke("?", samples=3))[1]
+    assert (
+        "-> method=Method(segment='answer', samples=3)"
+        in refusal(lambda: llm.invoke("?", samples=3))[1]
+    )
 
 
 def test_a_prior_decides_whose_draft_wins() -> None:
