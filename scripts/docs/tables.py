@@ -231,9 +231,9 @@ def failover(results: Result) -> str:
 
 FAILOVER = {
     "pass": "as it should be",
-    "partial": "late, or against a refusal",
+    "partial": "late, or despite a refusal",
     "safe": "an error in time",
-    "fail": "wrong or without end",
+    "fail": "wrong or endless",
 }
 """Verdicts of Failover Bench, in words."""
 
@@ -552,12 +552,12 @@ def _price(results: Mapping[str, Result]) -> str:
     short = checked["kept"] - checked["good"]
     price = (
         f"Asking again takes {rules['retries']['passes']:.1f} (rules) and "
-        f"{sources['retries']['passes']:.1f} times (numbers) the computation of the model alone, "
+        f"{sources['retries']['passes']:.1f} times (numbers) the computation of the model alone; "
         f"checks take {checked['passes']:.1f} and {sources['checked']['passes']:.1f} times. "
-        f"The first checked text came after {timed['checked']['first text']:.1f} s, a whole "
-        f"answer that passed after {timed['retries']['seconds']:.1f} s (rules, means of "
-        f"{timed['checked']['questions']}). The price: {short} of the {checked['questions']} "
-        "checked answers are more than 30% shorter than the model's own."
+        f"The first checked text came after {timed['checked']['first text']:.1f} s; asking again "
+        f"gave a passing answer after {timed['retries']['seconds']:.1f} s (rules, means of "
+        f"{timed['checked']['questions']} questions). The price: {short} of the "
+        f"{checked['questions']} checked answers are more than 30% shorter than the model's own."
     )
     return textwrap.fill(price, 100)
 
