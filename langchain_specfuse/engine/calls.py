@@ -118,10 +118,14 @@ class Task(Call):
 class Calls:
     """The tasks of one member that are under way, and those that wait for their turn."""
 
-    def __init__(self, name: str, limit: Callable[[], int | None]) -> None:
-        """``limit``: how many tasks may be under way; None: any number."""
+    def __init__(
+        self, name: str, limit: Callable[[], int | None], *, in_new_threads: bool = False
+    ) -> None:
+        """``limit``: how many tasks may be under way; None: any number. ``in_new_threads``: each
+        task has a thread that ends with it."""
         self._name = name
         self._limit = limit
+        self._in_new_threads = in_new_threads
         # Re-entrant, because the garbage collector may close an abandoned stream in any thread.
         self._lock = threading.RLock()
         self._waiting: deque[Task] = deque()
@@ -179,7 +183,11 @@ class Calls:
                 task.has_begun = True
                 self._under_way.add(task)
             try:
-                start(partial(self._run, task), self._name)
+                if self._in_new_threads:
+                    name = f"specfuse-{self._name}"
+                    threading.Thread(target=self._run, args=(task,), name=name, daemon=True).start()
+                else:
+                    start(partial(self._run, task), self._name)
             except RuntimeError as error:  # the system cannot start a thread
                 self._end(task)
                 task.deliver(Failure.of(error))

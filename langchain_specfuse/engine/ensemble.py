@@ -45,8 +45,10 @@ log = logging.getLogger("langchain_specfuse")
 exits = logging.getLogger("langchain_specfuse.exits")
 """Who has left an answer. The command line shows that in another way, and turns it off."""
 
-LOADS = Calls("loading", lambda: 1)
-"""Members load one after another, those of several ensembles too."""
+LOADS = Calls("loading", lambda: 1, in_new_threads=True)
+"""Members load one after another, those of several ensembles too. A thread that has tried a model
+ends: OpenMP keeps threads for each living thread that has computed and, once these are more than
+the cores, waits in a way that makes each pass of llama.cpp take twice as long."""
 SHOWN = 400
 """At most this many characters of an error are shown."""
 
