@@ -62,7 +62,7 @@ docs: .venv/.ready ## update the generated parts of the documentation, and build
 	.venv/bin/python -m sphinx -b html -q -E -W --keep-going -d build/doctrees docs docs/_site
 	@echo "the site: docs/_site/index.html"
 
-bench: .venv/.ready ## measure all figures of the docs again: an estimated 18 minutes on two idle cores
+bench: .venv/.ready ## measure all figures of the docs again: an estimated 16 minutes on two idle cores
 	scripts/bench
 
 wheel: .venv/.ready ## build wheel and source archive in dist/, and use the wheel in bare environments, one for each extra

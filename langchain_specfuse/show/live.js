@@ -122,13 +122,10 @@ function add(round) {
 function strike(round) {
   const lines = new Map(); // a line -> how often it came
   let { withdrawn = "" } = round; // the end of what was held back before the drafts
-  for (const { member, text, kept = 0, held_back = "", check, reason } of list(round.rejected).filter((one) => !one.is_shown)) {
-    // A check that has judged some of the held back text has less of it; drafts after the cut do not follow what was withdrawn.
-    const before = held_back && (round.withdrawn ?? "").endsWith(held_back) ? round.withdrawn : held_back;
-    const takenBack = text && !kept && before.endsWith(round.withdrawn ?? "") ? round.withdrawn ?? "" : "";
+  for (const one of list(round.rejected).filter((one) => !one.is_shown)) {
+    const { member, check, reason } = one;
+    const { all, stands, takenBack } = standing(one, round.withdrawn);
     if (takenBack) withdrawn = "";
-    const stands = before.length - takenBack.length + kept;
-    const all = text && before + text;
     const line = JSON.stringify([member, all.slice(0, stands), all.slice(stands), `${check}: ${reason}`]);
     lines.set(line, (lines.get(line) ?? 0) + 1);
   }

@@ -68,6 +68,13 @@ function bar(share, name) {
   return made;
 }
 
+// A refused draft after what was held back, how much of that stands, and what was withdrawn with it. A check that has judged some of the held back text has less of it; drafts after the cut do not follow what was withdrawn.
+function standing({ text, kept = 0, held_back = "" }, withdrawn = "") {
+  const before = held_back && withdrawn.endsWith(held_back) ? withdrawn : held_back;
+  const takenBack = text && !kept && before.endsWith(withdrawn) ? withdrawn : "";
+  return { all: text && before + text, stands: before.length - takenBack.length + kept, takenBack };
+}
+
 // What checks refused: the beginning that was kept, and the rest struck out. An endpoint may leave the text out.
 function struck(text, kept = 0, author = "") {
   const made = node("td", { class: "words", dir: "auto" });
@@ -305,10 +312,10 @@ function rejections(all, withRound = false) {
   const shown = released();
   const heads = ["refused text", "why", "shown instead"].map((text) => head(text, "col", "words"));
   const made = table("Drafts that checks refused", withRound ? ["round", ...heads] : heads, all.map((one) => {
-    const before = one.held_back ?? "";
+    const { all: text, stands } = standing(one, rounds.find((item) => item.round === one.round)?.withdrawn);
     const why = node("td", { class: "words", dir: "auto" }, visible(one.reason), node("span", { class: "small" }, visible(one.check)));
     const instead = node("td", { class: "words", dir: "auto" }, ...replacement(one, shown));
-    return node("tr", {}, ...(withRound ? [cell(String(one.round))] : []), struck(before + one.text, before.length + one.kept, one.member), why, instead);
+    return node("tr", {}, ...(withRound ? [cell(String(one.round))] : []), struck(text, stands, one.member), why, instead);
   }));
   made.classList.add("refusals");
   return made;

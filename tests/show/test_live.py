@@ -261,6 +261,7 @@ def test_text_that_is_withdrawn_with_a_draft_is_struck_out_with_it(serve, opened
     one.page.clock.install()
     ask(one, "Well?")
     assert one.texts(".struck del") == struck
+    assert set(one.texts("#checks del")) == set(struck)
     again = one.texts(".struck > span")[1]
     assert ("(4 times)" in again) == (rule is denies), "the lead drafts the same again"
     assert "".join(one.segments()).replace("…", "") == "We see some use in it at all."
