@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
@@ -1033,12 +1034,19 @@ def test_all_answers_that_waited_for_a_lead_that_cannot_be_loaded_report_it(pair
     lead = pair[0]
     lead.error_at_load = unreached("lead")
     lead.may_load.clear()
-    threading.Timer(0.3, lead.may_load.set).start()
-    llm, questions = led(pair), ["Count."] * 4
+    llm, questions, begun = led(pair), ["Count."] * 4, []
+
+    class Noting(BaseCallbackHandler):
+        def on_chat_model_start(self, *_: Any, **__: Any) -> None:
+            begun.append(1)
+            if len(begun) == len(questions):  # soon all of them wait
+                threading.Timer(0.3, lead.may_load.set).start()
+
+    config: Any = {"callbacks": [Noting()]}
     if way == "batch":
-        messages = llm.batch(questions)
+        messages = llm.batch(questions, config)
     else:
-        messages = asyncio.run(llm.abatch(questions))
+        messages = asyncio.run(llm.abatch(questions, config))
     assert [exits(message) for message in messages] == [["lead"]] * 4
     assert exits(llm.invoke("Count.")) == []
 
