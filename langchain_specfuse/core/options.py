@@ -255,10 +255,10 @@ class Method(Checked):
 
     @model_validator(mode="after")
     def _need_whole_answers(self) -> Method:
-        needless = "result" if self.result is not None else "samples" if self.samples > 1 else None
-        if needless and self.segment != "answer":
-            error = UsageError(f"{needless} is given, but answers are agreed segment by segment")
-            raise advised(error, f"add segment='answer', or leave {needless} out")
+        name = "result" if self.result is not None else "samples" if self.samples > 1 else None
+        if name and self.segment != "answer":
+            error = UsageError(f"{name} is given, but answers are agreed segment by segment")
+            raise advised(error, f"add segment='answer', or leave {name} out")
         return self
 
     @classmethod
