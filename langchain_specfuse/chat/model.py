@@ -32,6 +32,7 @@ from ..core.checks import as_checks
 from ..core.member import Probe
 from ..core.options import Method
 from ..core.round import Round
+from ..core.rounds import OVERFLOW
 from ..core.values import CallFormat
 from ..engine.ensemble import Ensemble
 from ..engine.worker import note_question
@@ -190,21 +191,26 @@ class SpecFuseChatModel(Options, BaseChatModel):
         if last.finish != "length":
             return
         option, value = "max_tokens", f"={call.max_tokens or call.budget()}"
-        if last.stalled:
+        reason, advice = "cut at {}", "raise {}"
+        if last.winner in last.looped:
+            option, reason = "loop_guard", "ended because it only repeated itself"
+            advice = (
+                "set repetition_penalty=1.1, or method=Method(loop_guard=False) to let it go on"
+            )
+        elif last.stalled:
             option = summary.budget_spent(call.max_calls, call.max_cost)
+            value = f"={getattr(call, option)}" if option else ""
             if not option:
-                return
-            value = f"={getattr(call, option)}"
+                reason, advice = "cut because no member could continue it", OVERFLOW
         elif last.segment.is_cut and call.max_tokens is None:
             option, value = f"the max_tokens of {last.member}", ""
         if option not in self._reached:
             self._reached.add(option)
             log.warning(
-                "an answer was cut at %s%s, so its finish reason is 'length'; later ones are not "
-                "reported\n-> raise %s",
-                option,
-                value,
-                option,
+                "an answer was %s, so its finish reason is 'length'; later ones are not reported"
+                "\n-> %s",
+                reason.format(option + value),
+                advice.format(option),
             )
 
     def _checked(

@@ -29,8 +29,9 @@ FORMS = ("json_schema", "json_mode", "function_calling")
 
 ADVICE_CUT_OFF = "the answer was cut off by max_tokens: raise it"
 ADVICE_STALLED = (
-    "the members wrote nothing that the schema allows, or have no context left: describe the "
-    "object in the prompt, or add a member that can be masked, such as a .gguf file"
+    "the members only repeated themselves, wrote nothing that the schema allows, or have no "
+    "context left: describe the object in the prompt, or add a member that can be masked, such as "
+    "a .gguf file"
 )
 
 

@@ -104,6 +104,11 @@ LOOP_MARKS = 96
 tables, dots or indentation."""
 LOOP_WINDOW = 600
 """Only this many characters at the end of the answer are searched for repetitions."""
+LOOP_END = 2000
+"""An answer that has only repeated itself for this many characters ends, if one member writes it:
+about as many as a vote may write."""
+LOOP_STEP = 64
+"""How often, in tokens, an answer is searched for such a repetition."""
 
 
 def continues_loop(answer: str, draft: str) -> bool:
@@ -120,7 +125,7 @@ def continues_loop(answer: str, draft: str) -> bool:
     """
     if not draft.strip():
         return False
-    whole = answer[-LOOP_WINDOW:] + draft
+    whole = answer[-max(LOOP_WINDOW, len(draft)) :] + draft
     probe = whole[-LOOP_CHARS:]
     at = whole.rfind(probe, 0, len(whole) - 1)
     while at >= 0:
@@ -129,6 +134,15 @@ def continues_loop(answer: str, draft: str) -> bool:
             return True
         at = whole.rfind(probe, 0, at + len(probe) - 1)
     return False
+
+
+def only_repeats(text: str) -> bool:
+    """Whether the end of the text has been a repetition for so long that nothing else will follow.
+
+    >>> only_repeats("The sky is blue. " * 200), only_repeats("The sky is blue. " * 100)
+    (True, False)
+    """
+    return len(text) > LOOP_END and continues_loop(text[:-LOOP_END], text[-LOOP_END:])
 
 
 def _repeats(whole: str, period: int, draft: int) -> bool:
@@ -165,9 +179,12 @@ class Answer:
     forced: str = ""
     """The text that the last ``plus`` added because the constraint allows nothing else."""
     tokens_left: int = 0
+    ends_loops: bool = False
+    """Whether it ends when it only repeats itself."""
     finish: Finish | None = None
     stalled: bool = False
-    """Whether the answer is incomplete because no member could continue it."""
+    """Whether the answer is incomplete because no member could continue it, or because it only
+    repeated itself."""
     calls: tuple[ToolCall, ...] = ()
     """The tool calls that a provider returned beside the text."""
 
@@ -221,6 +238,7 @@ class Answer:
             # The text forced before the first segment belongs to the first round.
             forced=self.forced + forced if is_first else forced,
             tokens_left=left,
+            ends_loops=self.ends_loops,
             finish=finish,
             stalled=stalled and finish == "length",
             calls=self.calls + segment.calls,
@@ -248,13 +266,18 @@ class Answer:
         answer = replace(self, referee=wanted, segments=segments, text=text, released="", forced="")
         return answer if segments else answer.started()
 
-    def limited_to(self, budget: int) -> Answer:
+    def limited_to(self, budget: int, *, ends_loops: bool) -> Answer:
         """The answer with another budget. What was written counts towards it, but at least one more
         token may follow."""
-        if budget == self.budget:
+        if (budget, ends_loops) == (self.budget, self.ends_loops):
             return self
-        left = budget - (self.budget - self.tokens_left)
-        return replace(self, budget=budget, tokens_left=max(left, 1))
+        left = max(budget - (self.budget - self.tokens_left), 1)
+        return replace(self, budget=budget, tokens_left=left, ends_loops=ends_loops)
+
+    @property
+    def is_loop(self) -> bool:
+        """Whether it has ended because it only repeated itself."""
+        return self.stalled and self.ends_loops and only_repeats(self.text)
 
     def refused(self, *, shows_rest: bool) -> Answer:
         """The answer that ends in a refusal here. ``shows_rest``: text that was held back is shown
@@ -271,7 +294,10 @@ class Answer:
         if is_empty:
             # No member adds anything now, so none would in another round.
             return ("stop", False) if self._is_complete(text) else ("length", True)
-        return ("length" if left <= 0 else None), False
+        if left <= 0:
+            return "length", False
+        is_due = self.ends_loops and left // LOOP_STEP < self.tokens_left // LOOP_STEP
+        return ("length", True) if is_due and only_repeats(text) else (None, False)
 
     def _is_complete(self, text: str) -> bool:
         """Whether the constraint says that the answer is complete. Prose never is."""

@@ -194,7 +194,10 @@ class Method(Checked):
     )
     min_members: Count = Field(default=2, description="this many members stay")
     loop_guard: Flag = Field(
-        default=True, description="pass over drafts that only repeat the end of the answer"
+        default=True,
+        description="pass over drafts that only repeat the end of the answer, and end a local "
+        "lead's answer that has only repeated itself for 2,000 characters (False: that lead writes "
+        "512 tokens by default)",
     )
     sure: Nonnegative = Field(
         default=0.4,
@@ -353,8 +356,8 @@ class ModelSettings(Checked):
 
     max_tokens: Count | None = Field(
         default=None,
-        description="budget of the answer in tokens (default: 512; where a chat model leads, its "
-        "provider's)",
+        description="budget of the answer in tokens (default: a lead's provider's, or none if it "
+        "is local; 512 for votes and whole answers)",
     )
     stop: Annotated[list[str] | None, BeforeValidator(_stop_strings)] = Field(
         default=None, description="texts that end the answer and are not part of it"
@@ -460,10 +463,12 @@ class ModelSettings(Checked):
             seed=self.seed or 0,
         )
 
-    def budget(self, *, native: bool = False) -> int:
-        """How long the answer may become, in its authors' tokens. ``native``: a provider has a
-        limit of its own."""
-        return self.max_tokens or (NO_LIMIT if native else DEFAULT_TOKENS)
+    def budget(self, *, leads: bool = False, native: bool = False) -> int:
+        """How long the answer may become, in its authors' tokens. ``leads``: one member writes, and
+        ends with its context at the latest, or where the guard against loops ends it. ``native``: a
+        provider has a limit of its own."""
+        is_open = native or (leads and self.method.loop_guard)
+        return self.max_tokens or (NO_LIMIT if is_open else DEFAULT_TOKENS)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

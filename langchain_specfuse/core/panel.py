@@ -109,6 +109,10 @@ class Panel:
         """Whether this member answers the caller's own request."""
         return any(member.native for member in self.members if member.name == name)
 
+    def has_one_writer(self, margin: float | None) -> bool:
+        """Whether one member writes: it leads with this margin, or is alone."""
+        return (self.lead is not None and margin == math.inf) or len(self.drafters) == 1
+
     @property
     def is_led_natively(self) -> bool:
         """Whether a native member leads, or is alone."""

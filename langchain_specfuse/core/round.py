@@ -158,7 +158,8 @@ class Round:
     finish: Finish | None = None
     """Why the answer ends, if it ends with this round."""
     stalled: bool = False
-    """The finish is ``length``, but the budget was not used up: no member could continue."""
+    """The finish is ``length``, but the budget was not used up: no member could continue, or the
+    answer only repeated itself (then the winner is in ``looped``)."""
     efforts: Mapping[str, Mapping[str, Effort]] = field(default_factory=dict)
     """phase (``draft``, ``verify``) -> member -> effort."""
     seconds: Mapping[str, float] = field(default_factory=dict)

@@ -59,8 +59,13 @@ def rounds(query: Query, settings: Settings, panel: Panel, referee: Referee = FR
     """All rounds of one answer. Send the replies to each ``Ask``, and the member or its failure to
     each ``Wake``; after a ``Round``, call ``next``."""
     method = settings.method
-    tokens = settings.budget(native=panel.is_led_natively)
-    answer = Answer(stop=settings.stop_strings, budget=tokens, hold=query.hold)
+    leads, native = panel.has_one_writer(method.margin), panel.is_led_natively
+    answer = Answer(
+        stop=settings.stop_strings,
+        budget=settings.budget(leads=leads, native=native),
+        ends_loops=method.loop_guard and leads and not native,
+        hold=query.hold,
+    )
     clock = Clock(Budget.of(settings.max_calls, settings.max_cost))
     checking = Checking(settings)
     redacting = Redacting(settings.checks, query.rewrite)
@@ -140,7 +145,7 @@ def rounds(query: Query, settings: Settings, panel: Panel, referee: Referee = FR
             weights=panel.weights,
             forced=answer.forced,
             thoughts=thoughts,
-            looped=ballot.looped,
+            looped=(vote.winner,) if answer.stalled and answer.is_loop else ballot.looped,
             lead=voted.lead or "",
             evidence=vote.evidence,
             refusals=clock.refusals,
@@ -174,7 +179,7 @@ def call_for_drafts(
     one after the other until one can take its place. After a failed check, only the members that
     redraft are asked, and the others only if none of these can. Failed members leave the panel."""
     led = panel.lead is not None and settings.method.margin == math.inf
-    leads = led or len(panel.drafters) == 1
+    leads = panel.has_one_writer(settings.method.margin)
     job = DraftJob(
         query,
         answer.segments,
@@ -268,12 +273,14 @@ def continued_by(
     leads: bool = True,
 ) -> Answer | None:
     """The answer as this member continues it; None if it cannot. A provider enforces
-    ``max_tokens`` itself, in its own tokens; other members write what is left of ``max_tokens``."""
+    ``max_tokens`` itself, in its own tokens, and ends loops itself; other members write what is
+    left of ``max_tokens``."""
     native = panel.is_native(name)
     continued = answer.written_by(native=native, referee=referee)
     if continued is None or not leads:
         return continued
-    return continued.limited_to(NO_LIMIT if native else settings.max_tokens or answer.budget)
+    budget = NO_LIMIT if native else settings.max_tokens or answer.budget
+    return continued.limited_to(budget, ends_loops=settings.method.loop_guard and not native)
 
 
 def too_dear(names: Sequence[str], panel: Panel, budget: Budget) -> dict[str, Failure]:

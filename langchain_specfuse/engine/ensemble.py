@@ -311,6 +311,11 @@ class Ensemble:
         others.sort(key=lambda name: -prior.get(name, 1.0))
         return [lead, *others]
 
+    def has_one_writer(self, settings: Settings) -> bool:
+        """Whether one member writes an answer with these settings, as far as that is known."""
+        is_alone = settings.method.segment == "draft" and len(self.drafting) == 1
+        return is_alone or bool(self._wanted(settings))
+
     def lead(self, settings: Settings) -> str | None:
         """The member that leads: the named one or, with ``"auto"``, the one that is by far the
         largest. Without one, the first leads if a chat model is among the writers (it votes by

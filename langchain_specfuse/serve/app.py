@@ -81,8 +81,6 @@ def app_of(
         "specfuse": about,
     }
     timeout = min(llm.timeout or limits.timeout, limits.timeout)
-    budget = llm.max_tokens or (limits.max_answer_tokens if is_hosted else llm.budget())
-    defaults = {"max_tokens": min(budget, limits.max_answer_tokens), "reasoning": True}
     bounds = {"timeout": timeout, "max_waiting": limits.max_waiting}
     guarded = [Depends(_guard(api_keys, hosts))]
 
@@ -109,6 +107,8 @@ def app_of(
             raise ApiError(503, loading, code="loading", retry_after_s=RETRY_S)
         asked = await request_in(request, limits, lambda body: read(body, model, limits))
         reply = reply_to(asked)
+        budget = call.budget(leads=ensemble.has_one_writer(call), native=is_hosted)
+        defaults = {"max_tokens": min(budget, limits.max_answer_tokens), "reasoning": True}
         options = {**defaults, **asked.options, **bounds}
         options = {name: value for name, value in options.items() if name not in unread}
         try:

@@ -21,6 +21,7 @@ FINISHED = {
     "check": "a check refused the rest",
 }
 STALLED = "no model could continue it"
+LOOPED = "it only repeated itself"
 MAX_WEIGHTS = 5
 """With more members than this, a row shows only its author's weight."""
 SEGMENT = 2
@@ -212,7 +213,7 @@ def _summary(rounds: Sequence[Round], paint: Paint, unfinished: int) -> str:
     if rounds:
         ending = FINISHED.get(rounds[-1].finish or "", ending)
         if rounds[-1].stalled:
-            ending = STALLED
+            ending = LOOPED if rounds[-1].winner in rounds[-1].looped else STALLED
     speed = f", {tokens / seconds:.1f} a second" if seconds > 0 else ""
     if refused := sum(len(item.rejected) for item in rounds) + unfinished:
         ending += f"; checks refused {amount(refused, 'draft')}"

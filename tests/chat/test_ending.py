@@ -240,6 +240,17 @@ async def test_the_first_answer_that_max_tokens_cuts_is_reported(
     assert len(warned()) == 2
 
 
+async def test_an_answer_that_only_repeats_itself_is_reported_with_what_to_do(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    llm = SpecFuseChatModel(members=[ScriptedMember("It is so. " * 1000, name="a")])
+    answers = [llm.invoke("?"), await llm.ainvoke("?")]
+    assert {answer.response_metadata["finish_reason"] for answer in answers} == {"length"}
+    assert all(len(answer.text) < 3000 for answer in answers)
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert "only repeated itself" in warning and "repetition_penalty" in warning
+
+
 def test_an_answer_that_nobody_can_continue_is_not_blamed_on_max_tokens(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from langchain_specfuse.core.answer import LOOP_WINDOW, Answer, continues_loop, is_safe, kept_tokens
+from langchain_specfuse.core.answer import (
+    LOOP_END,
+    LOOP_WINDOW,
+    Answer,
+    continues_loop,
+    is_safe,
+    kept_tokens,
+    only_repeats,
+)
 from langchain_specfuse.core.values import Segment
 
 
@@ -162,6 +170,16 @@ def test_a_loop_is_detected(name):
 @pytest.mark.parametrize("name", PLAIN)
 def test_plain_text_is_not_a_loop(name):
     assert not continues_loop(*PLAIN[name])
+
+
+@pytest.mark.parametrize("period", [1, 7, 60, 800, LOOP_END - 50])
+def test_a_text_that_has_repeated_a_passage_for_long_is_a_loop(period):
+    begin = " ".join(map(str, range(900)))
+    passage = begin[-period:]
+    whole = begin + passage * (LOOP_END // period + 2)
+    assert only_repeats(whole)
+    assert not only_repeats(begin) and not only_repeats(whole[: len(begin) + LOOP_END // 2])
+    assert not only_repeats(whole + "And now for something completely different.")
 
 
 @given(

@@ -59,13 +59,15 @@ def test_a_round_takes_as_many_asks_and_steps_at_the_end_of_a_long_answer():
 
 
 def test_a_chunk_of_a_lead_takes_few_steps_at_the_end_of_a_long_answer_too():
-    number, chunk = 1000, Draft(" word", False, (1,), (-0.5,), Effort(read=1), (5,))
+    number = 1000
     panel = Panel.of([Panelist("lead")], lead="lead", reserve=("reserve",))
     loop = rounds(QUERY, Settings(max_tokens=2 * number), panel)
     costs, replies = [0], None
     while len(costs) < number:
         item, count = steps(loop.send, replies)
         costs[-1] += count
+        # a text that does not repeat itself
+        chunk = Draft(f" {len(costs):04}", False, (1,), (-0.5,), Effort(read=1), (5,))
         replies = {"lead": chunk} if isinstance(item, Ask) else None
         if replies is None:
             costs.append(0)

@@ -168,6 +168,43 @@ def test_a_lead_whose_context_is_full_leaves_the_answer_to_those_with_room():
     assert (played.left, played.rounds[-1].finish, len(played.rounds)) == (["b"], "length", 10)
 
 
+# --- without max_tokens ---------------------------------------------------------------------------
+
+NUMBERS = " ".join(map(str, range(1, 1201)))
+
+
+def writes(text, **options):
+    """Play a lead that writes this text, while two others are in reserve."""
+    members = speakers(lead=text, b="no", c="no")
+    settings = Settings(lead="lead", method=Method(segment_tokens=100, **options))
+    played = play(members, settings)
+    return played.text, played.rounds[-1]
+
+
+def test_without_max_tokens_a_lead_writes_until_it_ends():
+    text, last = writes(NUMBERS)
+    assert (text, last.finish, last.stalled) == (NUMBERS, "stop", False)
+
+
+def test_without_max_tokens_members_that_vote_write_512_tokens():
+    for settings in (Settings(), Settings(lead="a", method=Method(margin=0.5))):
+        played = play(speakers(a=NUMBERS, b=NUMBERS), settings)
+        assert (len(played.text.split()), played.rounds[-1].finish) == (512, "length")
+
+
+@pytest.mark.parametrize("max_tokens", [None, 2000])
+def test_a_lead_that_only_repeats_itself_ends(max_tokens):
+    loop = NUMBERS[:500] + " and it is so because" * 200
+    text, last = writes(loop)
+    assert loop.startswith(text) and 2500 <= len(text) < 3500
+    assert (last.finish, last.stalled, last.looped) == ("length", True, ("lead",))
+
+
+def test_without_the_guard_a_lead_that_repeats_itself_writes_512_tokens():
+    text, last = writes(" so" * 1000, loop_guard=False)
+    assert (len(text.split()), last.finish, last.looped) == (512, "length", ())
+
+
 def test_a_lead_never_leaves_because_it_loses():
     hopeless, others = (
         repeater("y", always(-9.0)),

@@ -247,6 +247,17 @@ def test_limits_are_checked_and_the_smaller_budget_holds(serve):
     )
 
 
+@pytest.mark.parametrize(
+    ("options", "tokens"), [({}, 600), ({"lead": "a"}, 700), ({"max_tokens": 5}, 5)]
+)
+def test_without_max_tokens_a_lead_writes_as_much_as_the_endpoint_allows(serve, options, tokens):
+    long = " ".join(map(str, range(700)))
+    limits = Limits(max_answer_tokens=600 if not options else 4096)
+    members = (long,) if not options else (long, BLUE)
+    usage = serve(ensemble(*members, **options), limits=limits).ask().json()["usage"]
+    assert usage["completion_tokens"] == tokens
+
+
 # --- keys and names -------------------------------------------------------------------------------
 
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 import pytest
 
 from langchain_specfuse import Method, ServerMember, SpecFuseChatModel, TransformersMember
-from langchain_specfuse.core.options import Settings
+from langchain_specfuse.core.options import NO_LIMIT, Settings
 from langchain_specfuse.core.values import (
     Candidate,
     Draft,
@@ -155,6 +155,16 @@ def test_same_answer_whatever_the_segment_length(member: ServerMember) -> None:
         tiny.text_of(tiny.answered([member], tiny.query(id="q"), options)) for options in settings
     }
     assert len(texts) == 1 and texts.pop()
+
+
+def test_without_a_limit_a_stream_may_go_on_to_the_end_of_the_context(member: ServerMember) -> None:
+    hot = Sampling(temperature=5.0, seed=1)  # it hardly ever draws an end
+    job, written = DraftJob(tiny.query(id="q"), (), 10, NO_LIMIT, hot, leads=True), 0
+    for piece in member.stream(job):
+        written += len(piece.tokens)
+        if written > 512:
+            return
+    pytest.fail(f"it ended after {written} tokens")
 
 
 def test_an_object_is_completed_whatever_white_space_the_model_writes(member: ServerMember) -> None:

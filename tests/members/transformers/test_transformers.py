@@ -135,6 +135,16 @@ def test_near_the_end_of_the_context_drafts_get_shorter_and_then_fail(arch):
     assert str(member.probe().max_context) in draft.message and sum(sizes) == 10
 
 
+def test_without_max_tokens_a_lead_writes_to_the_end_of_its_context(caplog):
+    member, _ = small_context("mistral", 600)
+    answer = SpecFuseChatModel(members=[member]).invoke("Why?", regex="[a-z ]{9000}")
+    assert answer.response_metadata["finish_reason"] == "length"
+    assert answer.usage_metadata["output_tokens"] > 550
+    assert answer.usage_metadata["total_tokens"] == member.probe().max_context
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert "no member could continue it" in warning and "longer context" in warning
+
+
 @pytest.mark.parametrize("arch", ["gpt2", "opt", "llama"])
 def test_a_candidate_that_does_not_fit_is_a_failure_of_its_query_alone(arch):
     member, query = small_context(arch, 6)
