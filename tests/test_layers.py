@@ -77,6 +77,7 @@ THIRD_PARTY = {
         "constraints/",
     },
     "llguidance": {"constraints/"},
+    "vllm": {"members/server/in_vllm/"},
     "jsonschema": {"constraints/"},
     "pydantic": {
         "core/options.py",
@@ -100,7 +101,7 @@ THIRD_PARTY = {
     "langchain": {"members/chat_model/", "chat/middleware.py"},
     "langsmith": {"members/chat_model/"},
     "fastapi": {"serve/"},
-    "starlette": {"serve/"},
+    "starlette": {"serve/", "members/server/in_vllm/"},
     "prometheus_client": {"serve/"},
     "uvicorn": {"serve/"},
     "ray": {"members/ray.py"},

@@ -327,7 +327,17 @@ def served(results: Result) -> str:
         )
     heads = ("answers at once", "CPU time outside of the engines", "requests to draft", "to score")
     details = "a round of two members, requests of each"
-    return _joined(table(heads, rows), source("benchmarks/served", results["about"], details))
+    ways = {"cache": "the middleware", "probes": "a token at a time", "echo": "whole prompts"}
+    scorers = [
+        (ways[name], *(f"{value:.4g}" for value in row.values()))
+        for name, row in results["scorers"].items()
+    ]
+    columns = ("scored by", *next(iter(results["scorers"].values())))
+    return _joined(
+        table(heads, rows),
+        table(columns, scorers),
+        source("benchmarks/served", results["about"], details, "scores in seconds"),
+    )
 
 
 def gpu(results: Result) -> str:

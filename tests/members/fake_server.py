@@ -204,7 +204,7 @@ class Refused(Exception):
 
 
 def _models(server: FakeServer, body: Reply) -> Reply:
-    owner = "llamacpp" if server.engine == "llama.cpp" else server.engine
+    owner = OWNERS.get(server.engine, server.engine)
     models = [{"id": server.name, "owned_by": owner, "max_model_len": LIMIT}]
     models += [
         {"id": name, "owned_by": owner, "parent": server.name, "max_model_len": None}
@@ -342,6 +342,23 @@ def _vllm_load_adapter(server: FakeServer, body: Reply) -> Reply:
     return {}
 
 
+def _vllm_score(server: FakeServer, body: Reply) -> Reply:
+    """As ``specfuse_score.Score`` does."""
+    if not body:
+        return {"format": 1}
+    scores = []
+    for draft in body["drafts"]:
+        ids, begin = [*body["context"], *draft["ids"]], len(body["context"])
+        rows = server.rows(ids)
+        scores.append(
+            {
+                "logprobs": [float(rows[at - 1, ids[at]]) for at in range(begin, len(ids))],
+                "stops": [float(rows[-1, stop]) for stop in body["stops"] if draft["ended"]],
+            }
+        )
+    return {"scores": scores}
+
+
 def _vllm_tokenize(server: FakeServer, body: Reply) -> Reply:
     ids = server.encode(server.rendered(body) if "messages" in body else body["prompt"])
     return {"tokens": ids, "count": len(ids), "max_model_len": LIMIT}
@@ -466,15 +483,18 @@ def _llama_props(server: FakeServer, body: Reply) -> Reply:
 
 
 Answer = Callable[[FakeServer, Reply], Any]
+VLLM: dict[str, Answer] = {
+    "/health": lambda server, body: {},
+    "/v1/models": _models,
+    "/v1/load_lora_adapter": _vllm_load_adapter,
+    "/v1/completions": _vllm,
+    "/tokenize": _vllm_tokenize,
+    "/detokenize": _vllm_detokenize,
+}
+OWNERS = {"llama.cpp": "llamacpp", "vllm that we start": "vllm"}
 ENGINES: dict[str, dict[str, Answer]] = {
-    "vllm": {
-        "/health": lambda server, body: {},
-        "/v1/models": _models,
-        "/v1/load_lora_adapter": _vllm_load_adapter,
-        "/v1/completions": _vllm,
-        "/tokenize": _vllm_tokenize,
-        "/detokenize": _vllm_detokenize,
-    },
+    "vllm": VLLM,
+    "vllm that we start": {**VLLM, "/v1/specfuse/score": _vllm_score},
     "llama.cpp": {
         "/v1/models": _models,
         "/props": _llama_props,
@@ -592,7 +612,7 @@ def _answering(server: FakeServer) -> type[BaseHTTPRequestHandler]:
                     server.hung_up.append(time.monotonic())
                     self.close_connection = True
                     return
-            if server.engine == "vllm":
+            if server.engine.startswith("vllm"):
                 self._event("[DONE]")
             self.wfile.write(b"0\r\n\r\n")
             self.wfile.flush()

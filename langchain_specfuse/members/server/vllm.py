@@ -1,9 +1,11 @@
-"""vLLM. Its ``/v1/completions`` takes and returns token ids; there are two scorers.
+"""vLLM. Its ``/v1/completions`` takes and returns token ids; there are three scorers.
 
-*Probes* request one token after every beginning of every path, with the log-probabilities of the
-desired ids only. These are ordinary prompts, so the prefix cache serves them. *Echo* requests the
-log-probabilities of a whole prompt. It is exact, but vLLM never reads these from its cache, so it
-is used for short contexts.
+*Cache* asks the address that :mod:`.in_vllm.specfuse_score` adds to the servers that we start, for
+all drafts at once. It computes only tokens that are not in the prefix cache. Other servers have two
+ways. *Probes* request one token after every beginning of every path, with the log-probabilities of
+the desired ids only. These are ordinary prompts, so the prefix cache serves them. *Echo* requests
+the log-probabilities of a whole prompt. It is exact, but vLLM never reads these from its cache, so
+it is used for short contexts.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ from .dialect import LIKELY, Dialect, Draw, Drawn, Path, Piece, Scorer, cached_t
 ECHO_BELOW = 150
 """In a context shorter than this an echo is cheaper than the probes (measured on a CPU: 100 to
 200)."""
+SCORE = "/v1/specfuse/score"
+"""The address of :mod:`.in_vllm.specfuse_score`."""
 MOST_IDS = 120
 """vLLM reports at most 128 ids in one request."""
 MOST_PROMPTS = 64
@@ -101,19 +105,49 @@ class VLLM(Dialect):
         return piece
 
     def scorers(self) -> dict[str, Scorer]:
-        known: dict[str, Scorer] = {"probes": self._by_probes, "echo": self._by_echo}
+        known: dict[str, Scorer] = {"cache": self._by_cache} if self._has_score() else {}
+        known |= {"probes": self._by_probes, "echo": self._by_echo}
         if any(entry.get("parent") for entry in self.client.models()):
             # With LoRA adapters, vLLM 0.32 for CPUs dies if two prompts are echoed at once.
             del known["echo"]
         return known
 
     def scorer(self, known: Mapping[str, Scorer], size: int) -> Scorer:
-        if "probes" not in known:
-            return known["echo"]
-        short = "echo" in known and size < ECHO_BELOW
-        return known["echo"] if short else known["probes"]
+        if "cache" in known or not known.keys() >= {"probes", "echo"}:
+            return next(iter(known.values()))
+        return known["echo"] if size < ECHO_BELOW else known["probes"]
+
+    def _has_score(self) -> bool:
+        """Whether the server has our address."""
+        try:
+            return bool(self.client.get(SCORE) == {"format": 1})
+        except MemberError:
+            return False
 
     # --- scoring ----------------------------------------------------------------------------------
+
+    def _by_cache(self, key: str, paths: Sequence[Path]) -> list[list[float]]:
+        shared = min(path.start for path in paths)
+        body = {
+            "model": self.model,
+            "context": list(paths[0].ids[:shared]),
+            "drafts": [{"ids": list(path.ids[shared:]), "ended": path.ended} for path in paths],
+            "stops": list(self.stops),
+        }
+        scores = self.client.post(SCORE, body)["scores"]
+        if len(scores) != len(paths):
+            message = f"{self.model} scored {len(scores)} drafts of {len(paths)}"
+            raise MemberError(message, member=self.model)
+        return [
+            self._scored(path, shared, score) for path, score in zip(paths, scores, strict=True)
+        ]
+
+    def _scored(self, path: Path, shared: int, score: Mapping[str, Any]) -> list[float]:
+        numbers = self.logprobs(score["logprobs"], len(path.ids) - shared)
+        row = list(numbers[path.start - shared :])
+        if path.ended:
+            row.append(either(self.logprobs(score["stops"], len(self.stops))))
+        return row
 
     def _by_probes(self, key: str, paths: Sequence[Path]) -> list[list[float]]:
         needed: dict[Prefix, set[int]] = {}

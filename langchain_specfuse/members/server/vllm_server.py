@@ -48,6 +48,8 @@ RESTARTS_AGAIN_S = 600.0
 """A server that dies is started again, but once in this time only."""
 SHOWN_LINES = 12
 """How many lines of a server's log an error shows."""
+IN_VLLM = Path(__file__).with_name("in_vllm")
+"""A folder of modules that servers load."""
 _LOCK = threading.RLock()
 """Guards the following, and the states of servers. A finalizer may take it, so nothing waits for
 another thread while it is held."""
@@ -294,11 +296,13 @@ class VllmServer:
             "max_model_len": "auto",
         }
         program = "vllm.entrypoints.openai.api_server"
-        command = [place.python, "-m", program]
+        command = [place.python, "-m", program, "--middleware", "specfuse_score.Score"]
         return [*command, *place.flags, *flags(own), *flags(chosen)]
 
     def _environment(self, key: str, place: Place, adapters: Sequence[str]) -> dict[str, str]:
         environment = {**environment_of(place.python), "VLLM_API_KEY": key}
+        modules = [str(IN_VLLM), environment.get("PYTHONPATH", "")]
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, modules))
         if adapters:
             environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
         if self.source.batch_invariant:

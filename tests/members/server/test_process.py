@@ -92,7 +92,8 @@ def ended(script: str) -> ServerProcess:
 
 def test_a_stopped_server_leaves_no_process(start: Start, pids_file: Path) -> None:
     process = start()
-    assert process.is_alive and process.log_lines() == ["listening"]
+    until(lambda: process.log_lines() == ["listening"])
+    assert process.is_alive
     process.stop()
     assert not process.is_alive
     until(lambda: are_gone(pids(pids_file)))

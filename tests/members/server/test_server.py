@@ -153,11 +153,12 @@ def test_same_answer_on_a_server_and_in_this_process(
         assert numbers[0] == pytest.approx(numbers[1], abs=1e-4)
 
 
+@pytest.mark.parametrize("engine", ["vllm", "vllm that we start"])
 @pytest.mark.parametrize("arch", ["llama", "gemma3", "gpt2"])
-def test_same_scores_on_a_server_and_in_this_process(serve: Serve, arch: str) -> None:
+def test_same_scores_on_a_server_and_in_this_process(serve: Serve, arch: str, engine: str) -> None:
     """This covers own segments, others' text, ends by token, and ends by text (gpt2 has no chat
     template)."""
-    _, served = serve("vllm", arch, name="m")
+    _, served = serve(engine, arch, name="m")
     here = tiny.member(arch, 1, name="m")
     draft = drafted(here, draft_job())
     answer = (Segment(draft.text, False, {"m": draft.tokens}), Segment(" The sky is"))
@@ -272,8 +273,14 @@ def test_a_gateway_that_passes_on_completions_only_needs_a_tokenizer_here(serve:
 # --- requests -------------------------------------------------------------------------------------
 
 
-def test_a_round_costs_one_request_to_draft_and_one_to_score(serve: Serve) -> None:
-    server, member = serve("vllm")
+@pytest.mark.parametrize(
+    ("engine", "score"),
+    [("vllm", "/v1/completions"), ("vllm that we start", "/v1/specfuse/score")],
+)
+def test_a_round_costs_one_request_to_draft_and_one_to_score(
+    serve: Serve, engine: str, score: str
+) -> None:
+    server, member = serve(engine)
     member.probe()
     answer = (Segment("The sky"),)
     candidates = tuple(Candidate(text, False, ("x",)) for text in (" is blue", " is red and wide"))
@@ -281,10 +288,10 @@ def test_a_round_costs_one_request_to_draft_and_one_to_score(serve: Serve) -> No
         DraftJob(tiny.query(id="q"), answer, 10, 10, Sampling()),
         ScoreJob(tiny.query(id="q"), answer, candidates),
     )
-    for job in jobs:
+    for job, path in zip(jobs, ("/v1/completions", score), strict=True):
         server.asked.clear()
         tiny.reply_of(member, job)
-        assert [path for path, _ in server.asked] == ["/v1/completions"]
+        assert [asked for asked, _ in server.asked] == [path]
 
 
 def test_an_answer_under_a_schema_is_complete_whichever_member_writes(serve: Serve) -> None:

@@ -47,6 +47,10 @@ class TestVLLMWithAPlainTemplate(Served):
     arch = "gpt2"
 
 
+class TestVLLMThatWeStart(Served):
+    engine = "vllm that we start"
+
+
 class TestLlamaCppWithItsOwnTokenizer(Served):
     engine = "llama.cpp"
     lends = True

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import psutil
 import pytest
 import torch
@@ -24,10 +25,12 @@ from langchain_specfuse import (
     Method,
     SpecFuseChatModel,
     TransformersMember,
+    VllmMember,
     unload,
 )
 from langchain_specfuse.core.values import Candidate, Scored, ScoreJob, Segment
 from langchain_specfuse.demo import GEMMA
+from langchain_specfuse.members.server.client import Client
 
 from .. import engines, tiny
 from .test_process import are_gone, is_running, until
@@ -103,6 +106,77 @@ def test_two_members_in_one_line_answer_and_one_that_is_killed_comes_back() -> N
     running += servers(psutil.Process())
     unload()
     until(lambda: are_gone([process.pid for process in running]))
+
+
+# --- scores from the prefix cache -----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def scoring() -> Iterator[VllmMember]:
+    if engines.FOUND["vllm"]() is None:
+        pytest.skip(engines.MISSING["vllm"])
+    member = VllmMember(engines.folder(), engine_args={"dtype": "float32"})
+    yield member
+    unload(member)
+
+
+LONG = " ".join(f"{number} is a number," for number in range(60))
+
+
+def test_scores_from_the_prefix_cache_are_those_of_the_same_weights_in_this_process(
+    scoring: VllmMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A context may fill whole blocks of the cache, and a draft may have been read before."""
+    assert "scores by cache" in scoring.probe().detail
+    here = TransformersMember(engines.folder(), dtype="float32")
+    requests: list[str] = []
+    post = Client.post
+    monkeypatch.setattr(
+        Client, "post", lambda self, path, *more: requests.append(path) or post(self, path, *more)
+    )
+    candidates = (
+        Candidate(" scatters blue light more than red.", True, ("x",)),
+        Candidate(" is made of blue paint", False, ("x",)),
+        Candidate("", True, ("x",)),
+    )
+    words = LONG.split(" ")
+    for size in range(14, 32):
+        answer = (Segment(" ".join(words[:size])),)
+        job = ScoreJob(tiny.query(id=f"q{size}"), answer, candidates)
+        expected = tiny.reply_of(here, job)
+        assert isinstance(expected, Scored)
+        for _ in range(2):
+            there = tiny.reply_of(scoring, job)
+            assert isinstance(there, Scored)
+            for row, other in zip(there.logprobs, expected.logprobs, strict=True):
+                assert row == pytest.approx(other, abs=0.01)
+    scores = [path for path in requests if "tokenize" not in path]
+    assert scores == ["/v1/specfuse/score"] * 36
+
+
+def test_only_who_has_the_servers_key_gets_scores(scoring: VllmMember) -> None:
+    scoring.probe()
+    url = f"{scoring.address.root}/v1/specfuse/score"
+    assert {httpx2.get(url).status_code, httpx2.post(url, json={}).status_code} == {401}
+
+
+def test_the_server_stops_scoring_when_the_caller_goes(scoring: VllmMember) -> None:
+    scoring.probe()
+    root, headers = scoring.address.root, {"Authorization": f"Bearer {scoring.address.key}"}
+    ids = scoring.token_ids(LONG)
+    drafts = [{"ids": ids[at:] + ids[:at], "ended": False} for at in range(150)]
+    body = {"model": scoring.model, "context": ids, "drafts": drafts, "stops": []}
+
+    def under_way() -> float:
+        lines = httpx2.get(f"{root}/metrics").text.splitlines()
+        counts = [line for line in lines if line.startswith("vllm:num_requests_")]
+        return sum(float(line.split()[-1]) for line in counts if "_by_" not in line)
+
+    with pytest.raises(httpx2.ReadTimeout):
+        httpx2.post(f"{root}/v1/specfuse/score", json=body, headers=headers, timeout=2.0)
+    gone = time.monotonic()
+    until(lambda: under_way() == 0)
+    assert time.monotonic() - gone < 5  # half a minute otherwise
 
 
 PROGRAM = """

@@ -34,6 +34,7 @@ def main() -> None:
         parser.add_argument(f"--{flag}")
     parser.add_argument("--download-dir")
     parser.add_argument("--chat-template")
+    parser.add_argument("--middleware", action="append")
     for flag in ("kv-cache-memory-bytes", "block-size", "tensor-parallel-size"):
         parser.add_argument(f"--{flag}", type=int)
     for flag in ("disable-uvicorn-access-log", "enable-prompt-tokens-details", "enforce-eager"):
