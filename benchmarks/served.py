@@ -3,7 +3,7 @@
 Outside: two members on servers that speak vLLM's protocol and reply at once, so that this process
 is all that works. Its CPU time is divided by the rounds, for one answer and for 32 at once; the
 servers count the requests. Inside, if ``SPECFUSE_VLLM_PYTHON`` names an environment with vLLM: what
-two real servers compute, by their own counters, and how long each way to score takes.
+two real servers compute, by their own counters.
 
     python benchmarks/served.py [--questions 64] [--tokens 60] [--tiny]
 """
@@ -17,11 +17,8 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from statistics import median
 from typing import Any
 
 import httpx2
@@ -29,9 +26,7 @@ from common import NOTES, arguments, report, together
 from transformers import AutoTokenizer
 
 from langchain_specfuse import Method, ServerMember, SpecFuseChatModel, VllmMember
-from langchain_specfuse.core.values import Sampling
 from langchain_specfuse.demo import GEMMA, SMOLLM2
-from langchain_specfuse.members.server.dialect import Draw, Path, Scorer
 from tests.members import engines
 
 MEASURES = (
@@ -221,59 +216,12 @@ def inside(tokens: int) -> dict[str, Any]:
     return {"rounds": rounds, "a round": found}
 
 
-CONTEXTS = (100, 300, 1500)
-"""Lengths of the context of one question, in tokens."""
-CROWD, CROWDED = 24, 300
-"""Questions at once, and the lengths of their contexts."""
-TEXT = " ".join(f"{number} is a number, and so is {number * number}." for number in range(999))
-
-
-def scorers() -> dict[str, Any]:
-    """Seconds for the scores of two drafts of ten tokens, by each scorer that is right: of one
-    question, and of many at once. The contexts are in the prefix cache, as after a draft."""
-    member = VllmMember(engines.folder(SMOLLM2), engine_args={"max_model_len": 4096})
-    session = member._tokens()
-    ids = session.prompts.words.encode(TEXT)
-
-    def paths(at: int, size: int, turn: int) -> list[Path]:
-        context, drafts = ids[at : at + size], (ids[2000 + 20 * turn :], ids[6000 + 20 * turn :])
-        return [Path((*context, *draft[:10]), size) for draft in drafts]
-
-    def warm(at: int, size: int) -> None:
-        session.dialect.draw(Draw("q", ids[at : at + size], 1, Sampling()))
-
-    def seconds(scorer: Scorer, questions: list[list[Path]]) -> tuple[float, float]:
-        """By the clock, and of this process."""
-        since, used = time.perf_counter(), time.process_time()
-        with ThreadPoolExecutor(len(questions)) as pool:
-            list(pool.map(partial(scorer, "q"), questions))
-        return time.perf_counter() - since, time.process_time() - used
-
-    found: dict[str, Any] = {}
-    for turn, (name, scorer) in enumerate(session.known.items()):
-        row = found[name] = {}
-        for size in CONTEXTS:
-            warm(0, size)
-            times = [seconds(scorer, [paths(0, size, 10 * turn + k)]) for k in range(3)]
-            row[f"1 question, {size} tokens"] = round(median(time for time, _ in times), 3)
-        for at in range(CROWD):
-            warm(7 * at, CROWDED)
-        crowd = [paths(7 * at, CROWDED, 100 + CROWD * turn + at) for at in range(CROWD)]
-        taken, used = seconds(scorer, crowd)
-        row[f"{CROWD} questions, {CROWDED} tokens"] = round(taken, 2)
-        row["CPU ms a question"] = round(1000 * used / CROWD, 2)
-        print(name, row, flush=True)
-    member.unload()
-    return found
-
-
 def main() -> None:
     small = {"questions": 2, "tokens": 12}
     given = arguments(__file__, __doc__, questions=64, tokens=60, tiny=small).parse_args()
     found: dict[str, Any] = {"outside": outside(given.questions, given.tokens)}
     if os.environ.get("SPECFUSE_VLLM_PYTHON"):
         found["inside"] = inside(given.tokens)
-        found["scorers"] = scorers()
     report(__file__, given, MEASURES, found)
 
 

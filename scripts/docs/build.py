@@ -357,6 +357,7 @@ MEASURED: Mapping[str, tuple[Callable[[Any], str], str]] = {
     "load": (tables.load, "benchmarks/load"),
     "prefix": (tables.prefix, "benchmarks/prefix"),
     "reserve": (tables.reserve, "benchmarks/takeover"),
+    "scorers": (tables.scorers, "benchmarks/scorers"),
     "served": (tables.served, "benchmarks/served"),
     **{
         f"study-{name}": (partial(tables.checked, name=name), "studies/checked")
