@@ -1,4 +1,4 @@
-"""How long does vLLM take for the scores of two drafts of ten tokens, by each way to score?
+"""How long does vLLM take to score two drafts of ten tokens, in each way?
 
 Scores of one question, with contexts of several lengths, and of many questions at once. The contexts
 are in the prefix cache, as after a draft. ``SPECFUSE_VLLM_PYTHON`` names an environment with vLLM.

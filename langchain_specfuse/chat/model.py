@@ -195,13 +195,15 @@ class SpecFuseChatModel(Options, BaseChatModel):
         if last.winner in last.looped:
             option, reason = "loop_guard", "ended because it only repeated itself"
             advice = (
-                "set repetition_penalty=1.1, or method=Method(loop_guard=False) to let it go on"
+                "set repetition_penalty=1.1; to let it go on, max_tokens= and "
+                "method=Method(loop_guard=False)"
             )
         elif last.stalled:
             option = summary.budget_spent(call.max_calls, call.max_cost)
             value = f"={getattr(call, option)}" if option else ""
             if not option:
-                reason, advice = "cut because no member could continue it", OVERFLOW
+                reason = "cut because no member could continue it"
+                advice = f"{OVERFLOW}; if a format is asked for, describe it in the prompt"
         elif last.segment.is_cut and call.max_tokens is None:
             option, value = f"the max_tokens of {last.member}", ""
         if option not in self._reached:

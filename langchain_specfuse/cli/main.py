@@ -46,6 +46,7 @@ from ..errors import (
 from ..removed import removed
 from ..show.terminal import (
     FINISHED,
+    LOOPED,
     STALLED,
     Paint,
     departed,
@@ -253,7 +254,7 @@ def _fits_format(question: Question, trace: Trace, arguments: argparse.Namespace
         return True
     last = trace.rounds[-1]
     if last.get("stalled"):
-        why = STALLED
+        why = LOOPED if last.get("winner") in last.get("looped", ()) else STALLED
     elif last.get("finish") == "length":
         why = f"the budget of {amount(question.call.budget(), 'token')} was used up"
         why += "\n-> raise --max-tokens"

@@ -142,7 +142,8 @@ def only_repeats(text: str) -> bool:
     >>> only_repeats("The sky is blue. " * 200), only_repeats("The sky is blue. " * 100)
     (True, False)
     """
-    return len(text) > LOOP_END and continues_loop(text[:-LOOP_END], text[-LOOP_END:])
+    end = text[-LOOP_END:]
+    return len(text) > LOOP_END and (not end.strip() or continues_loop(text[:-LOOP_END], end))
 
 
 def _repeats(whole: str, period: int, draft: int) -> bool:

@@ -196,8 +196,8 @@ class Method(Checked):
     loop_guard: Flag = Field(
         default=True,
         description="pass over drafts that only repeat the end of the answer, and end a local "
-        "lead's answer that has only repeated itself for 2,000 characters (False: that lead writes "
-        "512 tokens by default)",
+        "lead's answer once it has only repeated itself for 2,000 characters (False: its default "
+        "budget is 512 tokens)",
     )
     sure: Nonnegative = Field(
         default=0.4,
@@ -356,8 +356,8 @@ class ModelSettings(Checked):
 
     max_tokens: Count | None = Field(
         default=None,
-        description="budget of the answer in tokens (default: a lead's provider's, or none if it "
-        "is local; 512 for votes and whole answers)",
+        description="budget of the answer in tokens (default: none for a local lead, the "
+        "provider's for a hosted one; otherwise 512)",
     )
     stop: Annotated[list[str] | None, BeforeValidator(_stop_strings)] = Field(
         default=None, description="texts that end the answer and are not part of it"

@@ -279,8 +279,10 @@ def continued_by(
     continued = answer.written_by(native=native, referee=referee)
     if continued is None or not leads:
         return continued
-    budget = NO_LIMIT if native else settings.max_tokens or answer.budget
-    return continued.limited_to(budget, ends_loops=settings.method.loop_guard and not native)
+    own = settings.max_tokens or min(answer.budget, settings.budget(leads=True))
+    budget = NO_LIMIT if native else own
+    is_guarded = answer.ends_loops or (settings.method.loop_guard and answer.budget == NO_LIMIT)
+    return continued.limited_to(budget, ends_loops=is_guarded and not native)
 
 
 def too_dear(names: Sequence[str], panel: Panel, budget: Budget) -> dict[str, Failure]:

@@ -107,7 +107,8 @@ def app_of(
             raise ApiError(503, loading, code="loading", retry_after_s=RETRY_S)
         asked = await request_in(request, limits, lambda body: read(body, model, limits))
         reply = reply_to(asked)
-        budget = call.budget(leads=ensemble.has_one_writer(call), native=is_hosted)
+        leads = ensemble.has_one_writer(call)
+        budget = call.budget(leads=leads, native=leads and is_hosted)
         defaults = {"max_tokens": min(budget, limits.max_answer_tokens), "reasoning": True}
         options = {**defaults, **asked.options, **bounds}
         options = {name: value for name, value in options.items() if name not in unread}

@@ -4,7 +4,7 @@
 const part = (id) => document.getElementById(id);
 let run, rounds, members; // the live page shows one run after another, and adds rounds
 const DASHES = ["", "dashed", "dotted"];
-const FINISHED = { stop: "its author ended it", stop_string: "a stop string appeared", length: "the budget was used up", refusal: "the models refused", check: "a check refused the rest" };
+const FINISHED = { stop: "its author ended it", stop_string: "a stop string appeared", length: "a limit was reached", refusal: "the models refused", check: "a check refused the rest" };
 const LEAVES = { exit: "voted out", error: "failed", timeout: "too slow", nan: "returned nonsense", overflow: "its context was full", denied: "refused access", not_found: "not found", budget: "the budget was spent" };
 const SHOWN_INSTEAD = 40; // so many characters of what was shown in the place of a refused draft
 let chosen = -1;

@@ -59,7 +59,7 @@ function remarks(item, name) {
   else if (list(item.authors).includes(name)) remarks.push("✓ wrote the same");
   const rejection = refused(item, name);
   if (rejection) remarks.push(`✗ refused by ${visible(rejection.check)}`);
-  if (list(item.looped).includes(name)) remarks.push("loops: not eligible");
+  if (list(item.looped).includes(name) && name !== item.winner) remarks.push("loops: not eligible");
   if (name === item.lead) remarks.push("leads");
   const evidence = of(item.evidence, name);
   if (evidence !== undefined) remarks.push(`evidence for its draft over the lead's: ${number(evidence, 2)}`);

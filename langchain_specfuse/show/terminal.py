@@ -134,8 +134,8 @@ def table(
     lines = [paint.coded(BOLD, _line(head, widths, right))]
     for item, row in zip(rounds, rows, strict=True):
         lines.append(paint.by(item.member, _line(row, widths, right)))
-        if item.looped:
-            lines.append(_note(paint, DIM, f"loops, not eligible: {', '.join(item.looped)}"))
+        if looped := [name for name in item.looped if name != item.winner]:
+            lines.append(_note(paint, DIM, f"loops, not eligible: {', '.join(looped)}"))
         if item.evidence:
             evidence = ", ".join(f"{name} {value:+.2f}" for name, value in item.evidence.items())
             unsure = f"{item.lead} was unsure; evidence for others: {evidence}"

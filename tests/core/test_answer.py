@@ -172,6 +172,11 @@ def test_plain_text_is_not_a_loop(name):
     assert not continues_loop(*PLAIN[name])
 
 
+@pytest.mark.parametrize("blank", ["\n", " ", " \n", "\n   "])
+def test_a_text_that_has_only_become_blank_for_long_is_a_loop(blank):
+    assert only_repeats("Hello." + blank * LOOP_END)
+
+
 @pytest.mark.parametrize("period", [1, 7, 60, 800, LOOP_END - 50])
 def test_a_text_that_has_repeated_a_passage_for_long_is_a_loop(period):
     begin = " ".join(map(str, range(900)))

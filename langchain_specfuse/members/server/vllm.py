@@ -1,11 +1,11 @@
 """vLLM. Its ``/v1/completions`` takes and returns token ids; there are three scorers.
 
 *Cache* asks the address that :mod:`.in_vllm.specfuse_score` adds to the servers that we start, for
-all drafts at once. It computes only tokens that are not in the prefix cache. Other servers have two
-ways. *Probes* request one token after every beginning of every path, with the log-probabilities of
-the desired ids only. These are ordinary prompts, so the prefix cache serves them. *Echo* requests
-the log-probabilities of a whole prompt. It is exact, but vLLM never reads these from its cache, so
-it is used for short contexts.
+all drafts at once. It computes only tokens that are not in the prefix cache. Other servers have
+only the next two ways. *Probes* request one token after every beginning of every path, with the
+log-probabilities of the desired ids only. These are ordinary prompts, so the prefix cache serves
+them. *Echo* requests the log-probabilities of a whole prompt. It is exact, but vLLM never reads
+these from its cache, so it is used for short contexts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Scores of drafts that a vLLM server reads from its prefix cache.
 
-vLLM computes the log-probabilities of a prompt only for tokens that are not in its cache if
-``SamplingParams(skip_reading_prefix_cache=False)`` says so, and its HTTP interface has no field for
-that. The servers that :class:`.VllmMember` starts load this file, which adds an address. It works
+With ``SamplingParams(skip_reading_prefix_cache=False)``, vLLM computes the log-probabilities of a
+prompt only for tokens that are not in its cache. Its HTTP interface has no field for that. The
+servers that :class:`.VllmMember` starts load this file, which adds an address. It works
 in servers of your own, too:
 
     PYTHONPATH=THIS-FOLDER vllm serve MODEL --middleware specfuse_score.Score
@@ -54,6 +54,9 @@ async def _answer(request: Any) -> Response:
     if request.method == "GET":
         return JSONResponse({"format": FORMAT})
     asked = await request.json()
+    models = request.app.state.openai_serving_models
+    if asked["model"] not in models.lora_requests and not models.is_base_model(asked["model"]):
+        return JSONResponse({"error": f"there is no model {asked['model']!r}"}, status_code=404)
     # If the caller goes, vLLM is told to stop.
     scoring = asyncio.ensure_future(_scores(request.app.state, **asked))
     leaving = asyncio.ensure_future(_gone(request))
@@ -104,7 +107,8 @@ class _Engine:
         missing = await asyncio.gather(
             *(self._next(whole[:at], whole[at]) for at in range(first, known))
         )
-        found = [_number(rows[at][whole[at]]) for at in range(known, len(whole))]
+        # Counted from the end: on GPUs, rows of tokens that were in the cache are left out.
+        found = [_number(rows[at - len(whole)][whole[at]]) for at in range(known, len(whole))]
         return {"logprobs": [*missing, *found], "stops": ends}
 
     async def _next(self, context: list[int], token: int) -> float:
